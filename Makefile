@@ -1,0 +1,94 @@
+# Everything a contributor runs. `make help` lists it; CONTRIBUTING.md explains it.
+#
+# One set of build flags everywhere: two sets would compile every dependency
+# twice. No cgo: the binaries are static, and a machine needs Go and nothing else.
+
+export CGO_ENABLED := 0
+
+GO      ?= go
+CACHE   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/node-mounts
+BINS    := $(notdir $(wildcard cmd/*))
+
+# The tools are built once per set of versions and Go release, outside the tree:
+# compiling the linter takes minutes, and a clean checkout should not pay twice.
+TOOLS_ID := $(shell { cat tools/go.sum; $(GO) env GOVERSION; } | sha256sum | cut -c1-12)
+TOOLS    := $(CACHE)/tools-$(TOOLS_ID)
+
+# Seconds each fuzz target runs for in `make fuzz`.
+FUZZTIME ?= 10s
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list what there is
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z0-9-]*:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## compile the commands into bin/
+	@mkdir -p bin
+	$(GO) build -o bin/ $(addprefix ./cmd/,$(BINS))
+
+.PHONY: demo
+demo: build ## grant, change and revoke folders in a running sandbox, on this machine (root)
+	@bin/node-mounts demo
+
+.PHONY: test
+test: $(TOOLS)/gotestsum ## run every test, those on the kernel included (root)
+	@tools/test $(TOOLS)/gotestsum
+
+.PHONY: check
+check: check-format check-vet check-lint check-modules check-docs ## format, vet, lint, modules and generated pages
+
+.PHONY: check-format
+check-format: $(TOOLS)/gofumpt
+	@out=$$($(TOOLS)/gofumpt -l .); \
+	if [ -n "$$out" ]; then \
+		echo "not gofumpt-formatted; run 'make format':"; echo "$$out"; exit 1; \
+	fi
+
+.PHONY: check-vet
+check-vet:
+	$(GO) vet ./...
+
+.PHONY: check-lint
+check-lint: $(TOOLS)/golangci-lint
+	$(TOOLS)/golangci-lint run ./...
+
+.PHONY: check-modules
+check-modules:
+	$(GO) mod tidy -diff
+	cd tools && $(GO) mod tidy -diff
+
+.PHONY: check-docs
+check-docs:
+	$(GO) run ./internal/docgen -check
+
+.PHONY: format
+format: $(TOOLS)/gofumpt ## gofumpt every Go file
+	$(TOOLS)/gofumpt -w .
+
+.PHONY: docs
+docs: ## write docs/reference/ from the code's own tables
+	$(GO) run ./internal/docgen
+
+.PHONY: bench
+bench: ## run the benchmarks (root)
+	$(GO) test -run '^$$' -bench . -benchmem ./internal/...
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for a few seconds (FUZZTIME=10s)
+	@tools/fuzz $(FUZZTIME)
+
+.PHONY: clean
+clean: ## remove bin/ (the tools stay in the cache)
+	rm -rf bin
+
+# Built to a name of its own and renamed, so that an interrupted build leaves no
+# half-written tool that a later run would take for a finished one.
+$(TOOLS)/golangci-lint: PACKAGE = github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(TOOLS)/gofumpt:       PACKAGE = mvdan.cc/gofumpt
+$(TOOLS)/gotestsum:     PACKAGE = gotest.tools/gotestsum
+$(TOOLS)/%:
+	@mkdir -p $(TOOLS)
+	@echo "building $* (once; kept in $(TOOLS))"
+	@cd tools && $(GO) build -o $(TOOLS)/.$*.$$$$ $(PACKAGE) && mv $(TOOLS)/.$*.$$$$ $(TOOLS)/$*

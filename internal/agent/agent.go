@@ -1,0 +1,305 @@
+// Package agent brings the mounts of this node's Pods to what their grant
+// annotations ask for, and answers.
+//
+// One pass over one Pod is Reconcile. Its order is the design: a Pod that
+// cannot receive mounts is told so; a finished or vanished Pod is released; a
+// terminating one keeps its mounts until its processes have ended; what is no
+// longer asked is revoked before any cap or error can end the pass; then caps,
+// the tree and its publication, the grants, the proof, and one answer.
+//
+// The package knows nothing of client-go: what it needs of Kubernetes is API.
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/delivery"
+	"github.com/datalayer/node-mounts/internal/journal"
+	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/plan"
+	"github.com/datalayer/node-mounts/internal/procs"
+)
+
+// Errors that an API answers with.
+var (
+	// ErrConflict: the Pod has changed since it was read. Look again.
+	ErrConflict = errors.New("the Pod has changed since it was read")
+	// ErrGone: the Pod, with this uid, no longer exists.
+	ErrGone = errors.New("the Pod no longer exists")
+)
+
+// API is what the agent needs of Kubernetes.
+type API interface {
+	// Pod is the watched copy of a Pod on this node.
+	Pod(uid string) (plan.Pod, bool)
+	// Confirm asks the API server itself whether the Pod exists. A watched copy
+	// can be stale; a release on its word alone could take the mounts of a Pod
+	// that runs.
+	Confirm(ctx context.Context, ref plan.Ref) (plan.Pod, bool, error)
+	// Answer writes the ready annotation, or removes it when ready is nil, if
+	// the Pod is still the one that was read. Errors: ErrConflict, ErrGone.
+	Answer(ctx context.Context, pod plan.Pod, ready *string) error
+	// Enqueue asks for a pass over the Pod.
+	Enqueue(uid string)
+}
+
+// Processes finds the processes of Pods. *procs.Finder is one.
+type Processes interface {
+	Of(uid string) ([]procs.Process, error)
+	Has(uid string) (bool, error)
+	Mounts(p procs.Process) ([]mnt.Mount, error)
+	Copies(ps []procs.Process, dev mnt.Dev, root string) ([]procs.Copy, error)
+	Holding(ps []procs.Process, ids map[uint64]map[int]bool) ([]procs.Holding, error)
+	WaitEnded(ctx context.Context, uid string) error
+}
+
+// Metrics is told what happens. obs.Recorder is one.
+type Metrics interface {
+	Granted(kind grant.Kind, took time.Duration)
+	Failed(code grant.Code)
+	Revoked()
+	Released()
+	Leaked()
+	Ready(took time.Duration)
+	SetPods(n int)
+	SetMounts(n int)
+	SetLeaked(n int)
+}
+
+// Config is what an agent is made of.
+type Config struct {
+	Policy plan.Policy
+	// Root is the agent's own folder: trees and journal. Kubelet is kubelet's.
+	Root, Kubelet string
+	// BootID is the kernel's boot_id.
+	BootID    string
+	Claim     Claim
+	Table     mnt.Table
+	Processes Processes
+	API       API
+	Budget    *deadline.Budget
+	Metrics   Metrics
+	Clock     clock.Clock
+	Log       *slog.Logger
+}
+
+// Agent is the state of the node's gateway. Make one with New, Start it, then
+// call Reconcile for every Pod that changes.
+type Agent struct {
+	Config
+	store *journal.Store
+	pods  *beneath.Dir    // <root>/pods
+	life  context.Context // ends with the agent; for what outlives a pass
+	by    map[grant.Delivery]delivery.Delivery
+
+	mu    sync.Mutex
+	known map[string]*podState
+	// fault says why this node can mount nothing, "" when it can.
+	fault string
+	// filesystems is the last mount table that a sweep read.
+	filesystems []mnt.Mount
+	swept       time.Time
+}
+
+// podState is what the agent knows of one Pod. mu is held for a whole pass.
+type podState struct {
+	mu sync.Mutex
+	j  journal.Pod
+
+	// asked is the annotation that is being answered, since when.
+	asked string
+	since time.Time
+	// failures are grants that failed, and when each is tried again.
+	failures map[string]failure
+	// seen are targets proven visible, by container id.
+	seen map[string]map[string]bool
+	// dead are standing mounts whose storage stopped answering.
+	dead map[string]string
+	// watched: a goroutine waits for the Pod's processes to end.
+	watched bool
+
+	// Guarded by Agent.mu:
+	reserved int  // mounts that this Pod counts for in the node's cap
+	passes   int  // begun and ended passes, to tell an outdated mount table
+	view     View // for /gateway
+}
+
+// New opens the agent's folders. ctx is the agent's lifetime. It fails only where nothing could be recorded;
+// a node that cannot mount is found by Start and told to the Pods.
+func New(ctx context.Context, cfg Config) (*Agent, error) {
+	a := &Agent{Config: cfg, life: ctx, known: make(map[string]*podState)}
+	var err error
+	if a.store, err = journal.Open(filepath.Join(cfg.Root, "journal")); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(a.podsDir(), 0o755); err != nil {
+		return nil, err
+	}
+	a.by = a.deliveries(cfg.Claim)
+	a.pods, err = beneath.OpenRoot(a.podsDir())
+	return a, err
+}
+
+func (a *Agent) podsDir() string { return filepath.Join(a.Root, "pods") }
+
+// Close closes the agent's folders. Every mount is left standing.
+func (a *Agent) Close() { a.pods.Close() }
+
+// state finds what is known of a Pod; create says whether to start knowing it.
+func (a *Agent) state(uid string, create bool) *podState {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.known[uid]
+	if s == nil && create {
+		s = newState(journal.Pod{UID: uid, BootID: a.BootID})
+		a.known[uid] = s
+	}
+	return s
+}
+
+func newState(j journal.Pod) *podState {
+	return &podState{j: j, failures: map[string]failure{}, seen: map[string]map[string]bool{}, dead: map[string]string{}}
+}
+
+// forget drops a Pod of which nothing is left.
+func (a *Agent) forget(uid string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.known, uid)
+	a.count()
+}
+
+// save writes the Pod's record.
+func (a *Agent) save(s *podState) error {
+	s.j.BootID = a.BootID
+	return a.store.Save(&s.j)
+}
+
+// reserve counts n mounts for the Pod in the node's cap, and returns how many the
+// other Pods count for.
+func (a *Agent) reserve(s *podState, n int) (others int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s.reserved = 0
+	for _, o := range a.known {
+		others += o.reserved
+	}
+	s.reserved = n
+	return others
+}
+
+// Fault says why this node can mount nothing, "" when it can.
+func (a *Agent) Fault() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.fault
+}
+
+// states are the known Pods, by uid.
+func (a *Agent) states() map[string]*podState {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return maps.Clone(a.known)
+}
+
+// View is what /gateway shows of a Pod.
+type View struct {
+	UID       string        `json:"uid"`
+	Namespace string        `json:"namespace,omitempty"`
+	Name      string        `json:"name,omitempty"`
+	Published bool          `json:"published"`
+	Mounts    []ViewedMount `json:"mounts"`
+	Held      []ViewedHeld  `json:"held,omitempty"`
+	Answer    *grant.Status `json:"answer,omitempty"`
+	Phase     string        `json:"phase,omitempty"`
+}
+
+// ViewedMount is one grant in a View.
+type ViewedMount struct {
+	Target string `json:"target"`
+	plan.Identity
+	State journal.State `json:"state"`
+	Flags string        `json:"flags,omitempty"`
+}
+
+// ViewedHeld is a mount that was taken away and is still held.
+type ViewedHeld struct {
+	Target string `json:"target"`
+	Why    string `json:"why"`
+}
+
+// Views are all Pods that have something on this node, by namespace and name.
+func (a *Agent) Views() []View {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]View, 0, len(a.known))
+	for _, s := range a.known {
+		out = append(out, s.view)
+	}
+	slices.SortFunc(out, func(x, y View) int {
+		return slices.Compare([]string{x.Namespace, x.Name, x.UID}, []string{y.Namespace, y.Name, y.UID})
+	})
+	return out
+}
+
+// show refreshes what /gateway and the gauges say of the Pod. answer is nil
+// where none was given in this pass.
+func (a *Agent) show(s *podState, phase string, answer *grant.Status) {
+	v := View{
+		UID: s.j.UID, Namespace: s.j.Namespace, Name: s.j.Name, Phase: phase,
+		Published: s.j.Publication != nil && s.j.Publication.Record != nil,
+		Mounts:    []ViewedMount{}, Answer: answer,
+	}
+	for _, e := range s.j.Mounts {
+		m := ViewedMount{Target: e.Target, Identity: e.Identity, State: e.State}
+		if e.Record != nil {
+			m.Flags = e.Record.Flags.String()
+		}
+		v.Mounts = append(v.Mounts, m)
+	}
+	for _, h := range s.j.Held {
+		v.Held = append(v.Held, ViewedHeld{Target: h.Target, Why: h.Why})
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if answer == nil {
+		v.Answer = s.view.Answer
+	}
+	s.view = v
+	a.count()
+}
+
+// count sets the gauges. a.mu is held.
+func (a *Agent) count() {
+	pods, mounts, leaked := 0, 0, 0
+	for _, s := range a.known {
+		if s.view.Published || len(s.view.Mounts) > 0 {
+			pods++
+		}
+		for _, m := range s.view.Mounts {
+			switch m.State {
+			case journal.Mounted:
+				mounts++
+			case journal.Revoking:
+				leaked++
+			}
+		}
+		leaked += len(s.view.Held)
+	}
+	a.Metrics.SetPods(pods)
+	a.Metrics.SetMounts(mounts)
+	a.Metrics.SetLeaked(leaked)
+}

@@ -1,0 +1,231 @@
+package agenttest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/agent"
+	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/obs"
+	"github.com/datalayer/node-mounts/internal/plan"
+	"github.com/datalayer/node-mounts/internal/procs"
+	"github.com/datalayer/node-mounts/internal/simnode"
+)
+
+// NodeName is the node of every test.
+const NodeName = "node-a"
+
+// Node is a node in namespaces with an agent on the real kernel.
+type Node struct {
+	*simnode.Node
+	T     testing.TB
+	API   *API
+	Table *mnt.Kernel
+	Agent *agent.Agent
+	// Clock and Bound may be changed before Restart.
+	Clock  clock.Clock
+	BootID string
+	Policy plan.Policy
+	Bound  time.Duration
+	stop   context.CancelFunc
+}
+
+// NewNode makes the node and starts an agent on it. Both go with the test, which
+// fails when a mount is left.
+func NewNode(t testing.TB) *Node {
+	t.Helper()
+	sim, err := simnode.New(simnode.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{
+		Node: sim, T: t, API: NewAPI(), Table: &mnt.Kernel{}, Clock: clock.RealClock{},
+		BootID: "boot-1", Policy: agent.DefaultPolicy(NodeName), Bound: 5 * time.Second,
+	}
+	t.Cleanup(func() {
+		n.stopAgent()
+		if err := sim.Close(); err != nil {
+			t.Errorf("closing the node: %v", err)
+		}
+	})
+	n.Restart()
+	return n
+}
+
+func (n *Node) stopAgent() {
+	if n.stop != nil {
+		n.stop()
+		n.Agent.Close()
+		n.stop = nil
+	}
+}
+
+// Restart replaces the agent by a new one, as a rollout does: nothing but the
+// journal and the mount table is passed on.
+func (n *Node) Restart() {
+	n.T.Helper()
+	n.stopAgent()
+	ctx, cancel := context.WithCancel(context.Background())
+	n.stop = cancel
+	var err error
+	n.Agent, err = agent.New(ctx, agent.Config{
+		Claim:  agent.Claim{Path: n.Claim, Owner: beneath.Owner{UID: 1000, GID: 100}, Bound: n.Bound},
+		Policy: n.Policy, Root: n.Root, Kubelet: n.Kubelet, BootID: n.BootID,
+		Table: n.Table, Processes: procs.New("/proc"), API: n.API, Budget: &deadline.Budget{},
+		Metrics: obs.NewRecorder("test", "test"), Clock: n.Clock, Log: slog.New(slog.NewTextHandler(logWriter{n.T}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	uids, err := n.Agent.Start(ctx)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	for _, uid := range uids {
+		n.API.Enqueue(uid)
+	}
+}
+
+type logWriter struct{ t testing.TB }
+
+func (w logWriter) Write(p []byte) (int, error) {
+	w.t.Log(strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+// Pass makes one pass over the Pod and fails the test on an error.
+func (n *Node) Pass(uid string) time.Duration {
+	n.T.Helper()
+	after, err := n.Agent.Reconcile(n.T.Context(), uid)
+	if err != nil {
+		n.T.Fatalf("pass over %s: %v", uid, err)
+	}
+	return after
+}
+
+// Pod is a Pod on the node, in the API and in namespaces.
+type Pod struct {
+	*simnode.Pod
+	N   *Node
+	Ctr *simnode.Container
+}
+
+// NewPod puts a pooled Pod into the API: nothing of it is on the node yet.
+func (n *Node) NewPod(uid string) *Pod {
+	n.API.Put(plan.Pod{
+		UID: uid, Namespace: "sandboxes", Name: "pod-" + uid, Node: NodeName, HostUsers: true,
+		Volume: &plan.Volume{Memory: true},
+		Uses:   []plan.Use{{Container: "runtime", Path: simnode.DefaultMountPath, HostToContainer: true}},
+	})
+	return &Pod{Pod: n.Node.NewPod(uid), N: n}
+}
+
+// RunningPod is a pooled Pod whose container runs.
+func (n *Node) RunningPod(uid string) *Pod {
+	n.T.Helper()
+	p := n.NewPod(uid)
+	if err := p.SetUpVolume(false); err != nil {
+		n.T.Fatal(err)
+	}
+	p.Start(simnode.ContainerOptions{})
+	return p
+}
+
+// Start starts the Pod's container and tells the API.
+func (p *Pod) Start(o simnode.ContainerOptions) *simnode.Container {
+	p.N.T.Helper()
+	c, err := p.StartContainer(o)
+	if err != nil {
+		p.N.T.Fatal(err)
+	}
+	p.Ctr = c
+	p.N.API.Change(p.UID, func(api *plan.Pod) { api.Uses[0].ID = c.ID() })
+	return c
+}
+
+// Grant writes the Pod's grant annotation and removes the old answer, as a
+// writer does.
+func (p *Pod) Grant(mounts ...grant.Mount) {
+	p.N.T.Helper()
+	text, err := grant.Encode(mounts)
+	if err != nil {
+		p.N.T.Fatal(err)
+	}
+	p.Annotate(&text)
+}
+
+// Annotate sets the grant annotation to any text, or removes it.
+func (p *Pod) Annotate(text *string) {
+	p.N.API.Change(p.UID, func(api *plan.Pod) { api.Grant, api.Ready = text, nil })
+}
+
+// Status is the Pod's answer.
+func (p *Pod) Status() *grant.Status { return p.N.API.Status(p.N.T, p.UID) }
+
+// Pass makes one pass over the Pod.
+func (p *Pod) Pass() time.Duration { p.N.T.Helper(); return p.N.Pass(p.UID) }
+
+// MustAnswer makes a pass and holds the answer against what is wanted: the
+// state, and the codes by target (without their prefix).
+func (p *Pod) MustAnswer(state grant.State, mounted []string, failed map[string]grant.Code) *grant.Status {
+	t := p.N.T
+	t.Helper()
+	p.Pass()
+	st := p.Status()
+	if st == nil {
+		t.Fatal("there is no answer")
+	}
+	if st.State != state || strings.Join(st.Mounted, " ") != strings.Join(mounted, " ") {
+		t.Fatalf("answer %s %v %v %v, want %s %v", st.State, st.Mounted, st.Failed, st.Messages, state, mounted)
+	}
+	if len(st.Failed) != len(failed) {
+		t.Fatalf("failed %v %v, want %v", st.Failed, st.Messages, failed)
+	}
+	for key, code := range failed {
+		if st.Failed[key] != code {
+			t.Fatalf("failed %v %v, want %v", st.Failed, st.Messages, failed)
+		}
+	}
+	return st
+}
+
+// Home makes a folder on the claim with an owner and files.
+func (n *Node) Home(rel string, mode os.FileMode, files ...string) string {
+	n.T.Helper()
+	dir := filepath.Join(n.Claim, rel)
+	err := os.MkdirAll(dir, 0o755)
+	for _, f := range files {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, f), []byte(f+"\n"), 0o644))
+	}
+	if err := errors.Join(err, os.Chmod(dir, mode)); err != nil {
+		n.T.Fatal(err)
+	}
+	return dir
+}
+
+// Left are the mounts below the node's own folders that are not the node's.
+func (n *Node) Left() []string {
+	n.T.Helper()
+	mounts, err := n.Table.List()
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	var left []string
+	for _, m := range mounts {
+		if mnt.Within(n.Root, m.Point) && m.Point != n.Root {
+			left = append(left, m.Point)
+		}
+	}
+	return left
+}

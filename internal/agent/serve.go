@@ -1,0 +1,248 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/delivery"
+	"github.com/datalayer/node-mounts/internal/journal"
+	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/plan"
+)
+
+const (
+	// patience is how long kubelet may take to make the volume and start a
+	// container before the Pod is told that it has not.
+	patience = time.Minute
+	// Pauses while waiting for kubelet.
+	firstLook = 50 * time.Millisecond
+	lastLook  = time.Second
+	// grantsAtOnce is how many grants of one Pod are made in parallel. They are
+	// for slow deliveries and hung storage: a bind takes microseconds.
+	grantsAtOnce = 8
+)
+
+// errNotYet says that kubelet has not come far enough. It is no failure.
+var errNotYet = errors.New("not yet")
+
+func notYet(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", errNotYet, fmt.Sprintf(format, args...))
+}
+
+// serve brings the Pod to what its annotation asks for, and answers once.
+func (a *Agent) serve(ctx context.Context, s *podState, p plan.Pod) (time.Duration, error) {
+	if s.asked != *p.Grant || s.since.IsZero() {
+		s.asked, s.since = *p.Grant, a.Clock.Now()
+	}
+	pl := plan.Build(grant.Decode(*p.Grant), a.Policy)
+	s.forgetFailures(pl.Mounts)
+	steps := plan.Diff(s.j.Standing(), pl)
+	// Always, and before anything that could end the pass.
+	stuck := a.revokeAll(ctx, s, p, steps.Revoke)
+	again, err := a.provide(ctx, s, p, pl, steps)
+	return again, errors.Join(stuck, err)
+}
+
+// provide makes what is missing, proves it, and answers.
+func (a *Agent) provide(ctx context.Context, s *podState, p plan.Pod, pl plan.Plan, steps plan.Steps) (time.Duration, error) {
+	failed := outcome{}
+	if refusal := a.refuseWhole(s, p, pl, steps); refusal != nil {
+		failed.add(grant.WholeSet, refusal.Code, refusal.Message)
+		steps.Grant = nil
+	}
+	for _, r := range pl.Refused {
+		failed.add(r.Key, r.Code, r.Message)
+	}
+	if len(steps.Grant)+len(steps.Keep)+len(s.j.Mounts) == 0 {
+		return a.conclude(ctx, s, p, pl.Hash, failed, nil)
+	}
+	tree, err := a.base(ctx, s, p)
+	switch {
+	case errors.Is(err, errNotYet):
+		return a.waitFor(ctx, s, p, pl.Hash, failed, err)
+	case errors.Is(err, errTreeLost):
+		a.Log.Warn("preparing the Pod's tree", "pod", s.j.Ref(), "error", err)
+		return firstLook, nil
+	case err != nil:
+		code, message := delivery.Explain(err)
+		failed.add(grant.WholeSet, code, message)
+		a.Log.Warn("preparing the Pod's tree", "pod", s.j.Ref(), "error", err)
+		again, rerr := a.conclude(ctx, s, p, pl.Hash, failed, nil)
+		return again, errors.Join(err, rerr)
+	}
+	defer tree.Close()
+	if err := a.grantAll(ctx, s, tree, steps.Grant); err != nil {
+		return 0, err
+	}
+	hidden, err := a.prove(ctx, s, p, tree, failed)
+	if errors.Is(err, errNotYet) {
+		return a.waitFor(ctx, s, p, pl.Hash, failed, err)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return a.conclude(ctx, s, p, pl.Hash, failed, hidden)
+}
+
+// refuseWhole says why nothing new can be mounted in the Pod, nil when it can.
+func (a *Agent) refuseWhole(s *podState, p plan.Pod, pl plan.Plan, steps plan.Steps) *grant.Refusal {
+	refuse := func(code grant.Code, message string) *grant.Refusal {
+		return &grant.Refusal{Key: grant.WholeSet, Code: code, Message: message}
+	}
+	others := a.reserve(s, len(s.j.Mounts)+len(steps.Grant))
+	if reason := p.Unsupported(a.Policy); reason != "" {
+		a.reserve(s, len(s.j.Mounts))
+		return refuse(grant.CodePodUnsupported, reason)
+	}
+	if pl.Whole != nil {
+		return pl.Whole
+	}
+	if r := pl.Cap(steps, others, a.Policy); r != nil {
+		a.reserve(s, len(s.j.Mounts))
+		return r
+	}
+	if fault := a.Fault(); fault != "" && len(steps.Grant) > 0 {
+		return refuse(grant.CodeMountFailed, fault)
+	}
+	return nil
+}
+
+// waitFor looks again soon, and after patience tells the Pod what it waits for.
+// Until then nothing is written: the answer is either what was asked or a
+// reason, not a progress report.
+func (a *Agent) waitFor(ctx context.Context, s *podState, p plan.Pod, hash string, failed outcome, why error) (time.Duration, error) {
+	waited := a.Clock.Since(s.since)
+	if waited < patience {
+		a.show(s, phaseWaiting, nil)
+		return min(max(firstLook, waited/4), lastLook), nil
+	}
+	failed.add(grant.WholeSet, grant.CodeNotReady, why.Error())
+	again, err := a.conclude(ctx, s, p, hash, failed, nil)
+	if again == 0 || again > lastLook {
+		again = lastLook
+	}
+	return again, err
+}
+
+// conclude answers, and says when to look again: when the next failed grant is
+// due.
+func (a *Agent) conclude(ctx context.Context, s *podState, p plan.Pod, hash string, failed outcome, hidden map[string]bool) (time.Duration, error) {
+	for target, f := range s.failures {
+		failed.add(target, f.code, f.message)
+	}
+	for target, why := range s.dead {
+		failed.add(target, grant.CodeMountDead, why)
+	}
+	addHeld(failed, s)
+	if err := a.reply(ctx, s, p, status(hash, &s.j, failed, hidden)); err != nil {
+		return 0, err
+	}
+	var again time.Duration
+	now := a.Clock.Now()
+	for _, f := range s.failures {
+		if d := max(f.retryAt.Sub(now), firstLook); again == 0 || d < again {
+			again = d
+		}
+	}
+	if len(hidden) > 0 && (again == 0 || again > lastLook) {
+		again = lastLook
+	}
+	if _, whole := failed[grant.WholeSet]; whole && again == 0 {
+		again = lastRetry
+	}
+	return again, nil
+}
+
+// grantAll makes the mounts that are due. All are in the journal before the
+// first is made. A grant that fails is remembered in s.failures and costs the
+// others nothing; the error is the journal's.
+func (a *Agent) grantAll(ctx context.Context, s *podState, tree *beneath.Dir, mounts []plan.Mount) error {
+	due := a.due(s, mounts)
+	if len(due) == 0 {
+		return nil
+	}
+	for _, m := range due {
+		s.j.Mounts = append(s.j.Mounts, journal.Entry{Target: m.Target(), Identity: m.Identity(), State: journal.Granting})
+	}
+	if err := a.save(s); err != nil {
+		return err
+	}
+	results := make(chan delivered, len(due))
+	slots := make(chan struct{}, grantsAtOnce)
+	for _, m := range due {
+		go func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			began := a.Clock.Now()
+			rec, err := a.by[m.Delivery()].Deliver(ctx, tree, m)
+			results <- delivered{mount: m, record: rec, err: err, took: a.Clock.Since(began)}
+		}()
+	}
+	for range due {
+		r := <-results
+		a.settle(ctx, s, tree, r)
+		if len(results) > 0 {
+			continue // more have come: one writing serves them all
+		}
+		if err := a.save(s); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// delivered is what came of one grant.
+type delivered struct {
+	mount  plan.Mount
+	record mnt.Record
+	err    error
+	took   time.Duration
+}
+
+// forgetFailures drops the failures of grants that are no longer asked.
+func (s *podState) forgetFailures(asked []plan.Mount) {
+	for target, f := range s.failures {
+		if !slices.ContainsFunc(asked, func(m plan.Mount) bool { return m.Target() == target && m.Identity() == f.identity }) {
+			delete(s.failures, target)
+		}
+	}
+}
+
+// due leaves out the grants that failed and are not to be tried again yet, and
+// those whose place is still taken by a mount that would not go.
+func (a *Agent) due(s *podState, mounts []plan.Mount) []plan.Mount {
+	now := a.Clock.Now()
+	return slices.DeleteFunc(slices.Clone(mounts), func(m plan.Mount) bool {
+		f, failed := s.failures[m.Target()]
+		return failed && now.Before(f.retryAt) || s.j.Find(m.Target()) != nil
+	})
+}
+
+// settle records the end of one grant.
+func (a *Agent) settle(ctx context.Context, s *podState, tree *beneath.Dir, r delivered) {
+	target := r.mount.Target()
+	if r.err == nil {
+		e := s.j.Find(target)
+		e.State, e.Record = journal.Mounted, &r.record
+		delete(s.failures, target)
+		delete(s.dead, target)
+		a.Metrics.Granted(r.mount.Kind(), r.took)
+		a.Log.Info("granted", "pod", s.j.Ref(), "target", target, "kind", r.mount.Kind(), "flags", r.record.Flags.String(), "took", r.took)
+		return
+	}
+	code, message := delivery.Explain(r.err)
+	f := a.fail(s, r.mount, code, message)
+	a.Log.Warn("grant failed", "pod", s.j.Ref(), "target", target, "kind", r.mount.Kind(), "code", code, "try", f.count, "error", r.err)
+	// Should this fail, the entry stays, and the next pass revokes it.
+	if _, err := a.by[r.mount.Delivery()].Undo(ctx, tree, target); err != nil {
+		s.j.Find(target).State = journal.Revoking
+		a.Log.Error("undoing a failed grant", "pod", s.j.Ref(), "target", target, "error", err)
+		return
+	}
+	s.j.Drop(target)
+}

@@ -1,0 +1,254 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"reflect"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/delivery"
+	"github.com/datalayer/node-mounts/internal/journal"
+	"github.com/datalayer/node-mounts/internal/mnt"
+)
+
+// SweepInterval is how often the agent compares everything it knows with the
+// mount table. It reads the table once for the whole node.
+const SweepInterval = 30 * time.Second
+
+// faultInterval is the same on a node that cannot mount: what is missing may
+// come at any time, and every Pod waits for it.
+const faultInterval = 2 * time.Second
+
+// sweepsAtOnce is how many Pods' storage is asked in parallel.
+const sweepsAtOnce = 8
+
+// Start reads the journal and the mount table and finds out what still stands.
+// It changes nothing on the node: that is for the passes, which the caller asks
+// for by the uids it returns.
+func (a *Agent) Start(ctx context.Context) ([]string, error) {
+	pods, err := a.store.Load()
+	if err != nil {
+		a.Log.Error("some records cannot be read: those Pods' mounts are made anew", "error", err)
+	}
+	for _, j := range pods {
+		a.state(j.UID, true).j = j
+	}
+	orphans, err := os.ReadDir(a.podsDir())
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range orphans {
+		if journal.ValidUID(o.Name()) {
+			a.state(o.Name(), true)
+		}
+	}
+	if err := a.examine(ctx); err != nil {
+		return nil, err
+	}
+	var uids []string
+	for uid, s := range a.states() {
+		s.mu.Lock()
+		a.adopt(ctx, s, a.table())
+		s.mu.Unlock()
+		uids = append(uids, uid)
+	}
+	return uids, nil
+}
+
+// Run sweeps until ctx ends.
+func (a *Agent) Run(ctx context.Context) error {
+	for {
+		pause := SweepInterval
+		if a.Fault() != "" {
+			pause = faultInterval
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-a.Clock.After(pause):
+		}
+		if err := a.Sweep(ctx); err != nil {
+			a.Log.Error("sweep", "error", err)
+		}
+	}
+}
+
+// Sweep looks for what has changed without an event: mounts that others took
+// away or made, storage that stopped answering, a node that became able to
+// mount or unable.
+func (a *Agent) Sweep(ctx context.Context) error {
+	before := a.passCounts()
+	if err := a.examine(ctx); err != nil {
+		return err
+	}
+	table := a.table()
+	var group errgroup.Group
+	group.SetLimit(sweepsAtOnce)
+	for uid, s := range a.states() {
+		group.Go(func() error {
+			a.sweepPod(ctx, s, table, before[uid])
+			a.API.Enqueue(uid)
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+func (a *Agent) sweepPod(ctx context.Context, s *podState, table []mnt.Mount, passes int) {
+	if !s.mu.TryLock() {
+		return // a pass is under way; the next sweep will see
+	}
+	defer s.mu.Unlock()
+	a.mu.Lock()
+	outdated := s.passes != passes
+	a.mu.Unlock()
+	if !outdated {
+		a.adopt(ctx, s, table)
+	}
+	a.askStorage(ctx, s)
+}
+
+func (a *Agent) passCounts() map[string]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make(map[string]int, len(a.known))
+	for uid, s := range a.known {
+		out[uid] = s.passes
+	}
+	return out
+}
+
+// adopt takes over what the mount table proves. s.mu is held.
+func (a *Agent) adopt(ctx context.Context, s *podState, table []mnt.Mount) {
+	was := s.j
+	at := places{tree: a.treePath(s.j.UID), volume: a.volumePath(s.j.UID)}
+	s.j = reconciled(s.j, table, at, a.BootID, func(target string, rec mnt.Record) (string, bool) {
+		tree, err := a.pods.Open(s.j.UID)
+		if err != nil {
+			return "", false
+		}
+		defer tree.Close()
+		now := a.current(ctx, tree, target, rec)
+		return now.Root, now.Root != rec.Root
+	})
+	a.reserve(s, len(s.j.Mounts))
+	if reflect.DeepEqual(was, s.j) {
+		return
+	}
+	a.Log.Warn("the mount table differs from the journal", "pod", s.j.Ref(), "entries", len(was.Mounts), "standing", len(s.j.Mounts))
+	clear(s.seen)
+	if err := a.save(s); err != nil {
+		a.Log.Error("saving the journal", "pod", s.j.Ref(), "error", err)
+	}
+}
+
+// askStorage finds the mounts whose storage has stopped answering. They are
+// left standing: an error says that something is wrong, an empty folder does
+// not.
+func (a *Agent) askStorage(ctx context.Context, s *podState) {
+	tree, err := a.pods.Open(s.j.UID)
+	if err != nil {
+		return
+	}
+	defer tree.Close()
+	var mu sync.Mutex
+	var group errgroup.Group
+	group.SetLimit(sweepsAtOnce)
+	for _, e := range s.j.Mounts {
+		info, _ := e.Identity.Kind.Info()
+		d, ok := a.by[info.Delivery]
+		if !ok || e.State != journal.Mounted {
+			continue
+		}
+		group.Go(func() error {
+			err := d.Alive(ctx, tree, e.Target)
+			mu.Lock()
+			defer mu.Unlock()
+			delete(s.dead, e.Target)
+			if err != nil && ctx.Err() == nil {
+				_, why := delivery.Explain(err)
+				s.dead[e.Target] = why
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // the functions return nil: what they find is in s.dead
+}
+
+// examine reads the mount table and finds out whether this node can mount.
+func (a *Agent) examine(ctx context.Context) error {
+	table, err := a.Table.List()
+	if err != nil {
+		return err
+	}
+	fault := a.findFault(ctx, table)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if fault != a.fault {
+		a.Log.Warn("the node's ability to mount has changed", "fault", fault)
+	}
+	a.filesystems, a.fault, a.swept = table, fault, a.Clock.Now()
+	return nil
+}
+
+func (a *Agent) table() []mnt.Mount {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.filesystems
+}
+
+// findFault says why nothing could be mounted correctly here, "" when it could.
+func (a *Agent) findFault(ctx context.Context, table []mnt.Mount) string {
+	if err := a.Table.Probe(a.pods); err != nil {
+		return fmt.Sprintf("this node cannot mount: %v", err)
+	}
+	for _, dir := range []string{a.Kubelet, a.Root} {
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Sprintf("%s does not exist on this node: check the agent's volumes and flags", dir)
+		}
+		if !mnt.Shared(table, dir) {
+			return fmt.Sprintf("%s is not on a shared mount, so nothing mounted there reaches a Pod: run `mount --make-rshared /` on the node and mount it Bidirectional in the agent", dir)
+		}
+	}
+	for _, d := range a.by {
+		if err := d.Usable(ctx); err != nil {
+			_, why := delivery.Explain(err)
+			return why
+		}
+	}
+	return ""
+}
+
+// Per filesystem and per source, how many threads may hang.
+const (
+	threadsPerFilesystem = 16
+	threadsPerSource     = 1
+)
+
+// Keys are what a thread that hangs at path is charged to: the source, so that
+// trying again costs nothing more, and the filesystem it lies on, so that one
+// dead server leaves the others alone.
+func (a *Agent) Keys(p string) []deadline.Key {
+	fsys, _ := mnt.Covering(a.table(), p)
+	return []deadline.Key{
+		{Name: "source:" + p, Limit: threadsPerSource},
+		{Name: "filesystem:" + fsys.Dev.String(), Limit: threadsPerFilesystem},
+	}
+}
+
+// Alive is nil while the sweep goes on. It touches no storage.
+func (a *Agent) Alive() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if late := a.Clock.Since(a.swept); late > 4*SweepInterval {
+		return fmt.Errorf("no sweep for %s", late.Round(time.Second))
+	}
+	return nil
+}

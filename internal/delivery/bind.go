@@ -1,0 +1,145 @@
+package delivery
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/plan"
+	"github.com/datalayer/node-mounts/internal/proof"
+)
+
+// Bind delivers kinds whose content is on the shared claim already.
+type Bind struct {
+	Table mnt.Table
+	Proof *proof.Storage
+	// Claim is where the shared claim is mounted on this node.
+	Claim string
+	// Owner is given the folders that are made.
+	Owner beneath.Owner
+	// Bound is how long the claim may take to resolve a source.
+	Bound time.Duration
+	// Keys are what threads that the claim at this path hangs are charged to.
+	Keys func(path string) []deadline.Key
+	// Budget counts those threads.
+	Budget *deadline.Budget
+}
+
+var _ Delivery = (*Bind)(nil)
+
+// Deliver implements Delivery. The source is resolved before the mount point is
+// made: a grant that is refused never shows the sandbox an empty folder.
+func (b *Bind) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mnt.Record, error) {
+	source, err := deadline.Do(ctx, b.Budget, b.Bound,
+		func() (*beneath.Dir, error) { return b.source(m) }, (*beneath.Dir).Close,
+		b.Keys(b.Claim+"/"+m.Source())...)
+	if err != nil {
+		return mnt.Record{}, err
+	}
+	defer source.Close()
+	rec, err := b.attach(source, tree, m)
+	if err != nil {
+		return mnt.Record{}, err
+	}
+	return rec, b.Proof.Answers(ctx, tree, m.Target(), &rec)
+}
+
+// source resolves m beneath the claim.
+func (b *Bind) source(m plan.Mount) (*beneath.Dir, error) {
+	claim, err := b.claim()
+	if err != nil {
+		return nil, err
+	}
+	defer claim.Close()
+	if m.Creates() {
+		return claim.Create(m.Source(), b.Owner)
+	}
+	return claim.Open(m.Source())
+}
+
+// claim opens the claim anew each time: it may have been mounted, or mounted
+// again, after the agent started.
+func (b *Bind) claim() (*beneath.Dir, error) {
+	claim, err := beneath.OpenRoot(b.Claim)
+	if err != nil {
+		return nil, errors.Join(ErrClaimMissing, err)
+	}
+	place, err := b.Table.At(claim)
+	if err == nil && !place.MountRoot {
+		err = ErrClaimMissing
+	}
+	if err != nil {
+		claim.Close()
+		return nil, err
+	}
+	return claim, nil
+}
+
+// Usable implements Delivery: the claim must be there, or hang alone.
+func (b *Bind) Usable(ctx context.Context) error {
+	_, err := deadline.Do(ctx, b.Budget, b.Bound, func() (struct{}, error) {
+		claim, err := b.claim()
+		claim.Close()
+		return struct{}{}, err
+	}, nil, deadline.Key{Name: "claim", Limit: 1})
+	return err
+}
+
+func (b *Bind) attach(source, tree *beneath.Dir, m plan.Mount) (mnt.Record, error) {
+	if err := tree.Mkdir(m.Target(), targetMode); err != nil {
+		return mnt.Record{}, err
+	}
+	target, err := tree.OpenTarget(m.Target())
+	if errors.Is(err, beneath.ErrEscapes) || errors.Is(err, unix.ENOTDIR) {
+		return mnt.Record{}, errors.Join(ErrTargetTaken, err)
+	}
+	if err != nil {
+		return mnt.Record{}, err
+	}
+	defer target.Close()
+	return b.Table.Bind(source, target, flags(m))
+}
+
+// targetMode is that of an empty mount point: listable, and nothing more.
+const targetMode = 0o555
+
+func flags(m plan.Mount) mnt.Flags {
+	f := mnt.NoSUID | mnt.NoDev
+	if m.ReadOnly() {
+		f |= mnt.ReadOnly
+	}
+	if m.NoExec() {
+		f |= mnt.NoExec
+	}
+	return f
+}
+
+// Undo implements Delivery.
+func (b *Bind) Undo(ctx context.Context, tree *beneath.Dir, target string) (Undone, error) {
+	return unmount(ctx, b.Table, tree, target)
+}
+
+// unmount takes the mount at target off the tree, politely at first, and
+// removes its mount point.
+func unmount(ctx context.Context, table mnt.Table, tree *beneath.Dir, target string) (Undone, error) {
+	var done Undone
+	err := mnt.UntilFree(ctx, func() error { return table.Unmount(tree, target, false) })
+	if errors.Is(err, mnt.ErrBusy) {
+		done.Lazily = true
+		err = table.Unmount(tree, target, true)
+	}
+	if err != nil && !errors.Is(err, mnt.ErrNotMounted) {
+		return done, err
+	}
+	return done, tree.Rmdir(target)
+}
+
+// Alive implements Delivery.
+func (b *Bind) Alive(ctx context.Context, tree *beneath.Dir, target string) error {
+	return b.Proof.Answers(ctx, tree, target, nil)
+}

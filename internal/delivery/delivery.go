@@ -1,0 +1,89 @@
+// Package delivery makes and undoes the mounts of one grant.
+//
+// The kind of a grant says what it is; its delivery says what the node has to
+// do. Kinds that are delivered alike share one: to add a kind that mounts like
+// an existing one is an entry in grant's kind table and nothing here.
+package delivery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/plan"
+)
+
+// Delivery makes the mounts of the kinds it serves.
+type Delivery interface {
+	// Deliver attaches the mount in the Pod's tree and proves that its storage
+	// answers. When it fails, something may be half made: the caller calls Undo.
+	Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mnt.Record, error)
+
+	// Undo takes the mount away again. It is bounded, and right to call for a
+	// mount that is half made or already gone.
+	Undo(ctx context.Context, tree *beneath.Dir, target string) (Undone, error)
+
+	// Usable says why nothing can be delivered on this node now, nil when
+	// something can.
+	Usable(ctx context.Context) error
+
+	// Alive asks the storage of a standing mount whether it still answers.
+	Alive(ctx context.Context, tree *beneath.Dir, target string) error
+}
+
+// Undone says how a mount went.
+type Undone struct {
+	// Lazily: it was detached although the kernel called it busy, so a process
+	// may still have it.
+	Lazily bool
+}
+
+// ErrClaimMissing says that the shared claim is not mounted where the agent
+// looks for it. Nothing is made there: a home folder created on the agent's own
+// disk would be lost with the agent.
+var ErrClaimMissing = errors.New("the shared claim is not mounted on this node")
+
+// ErrTargetTaken says that something other than the agent's own folder stands
+// at the target in the tree. Only root on the node can put it there.
+var ErrTargetTaken = errors.New("something else stands at the target in the Pod's tree")
+
+// Explain is the one place that turns an error of a delivery into the code and
+// the sentence of the answer.
+func Explain(err error) (grant.Code, string) {
+	switch {
+	case errors.Is(err, ErrTargetTaken):
+		return grant.CodeMountFailed, ErrTargetTaken.Error()
+	case errors.Is(err, beneath.ErrEscapes):
+		return grant.CodeInvalidSource, "the source leads outside the shared claim or through a symbolic link: name the real folder"
+	case errors.Is(err, unix.ENOTDIR):
+		return grant.CodeInvalidSource, "the source is not a folder"
+	case errors.Is(err, unix.ENAMETOOLONG):
+		return grant.CodeInvalidSource, "a name in the source is too long for the filesystem"
+	case errors.Is(err, ErrClaimMissing):
+		return grant.CodeMountFailed, ErrClaimMissing.Error() + ": check the agent's volume and --shared-root"
+	case errors.Is(err, beneath.ErrNotWritable):
+		return grant.CodeMountFailed, "the storage made the new folder unwritable for the sandbox user: " + reason(err)
+	case errors.Is(err, beneath.ErrMounted):
+		return grant.CodeMountFailed, "another mount stands at the target: the agent looks again by itself"
+	case errors.Is(err, deadline.ErrHung):
+		return grant.CodeMountFailed, "the storage does not answer: the agent goes on trying"
+	case errors.Is(err, fs.ErrNotExist):
+		return grant.CodeMountFailed, "the source does not exist: create it, or grant another one"
+	}
+	return grant.CodeMountFailed, "the mount failed: " + reason(err)
+}
+
+// reason is the kernel's own word for an error, without the node's paths.
+func reason(err error) string {
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
+		return fmt.Sprintf("%s (%s)", unix.ErrnoName(errno), errno.Error())
+	}
+	return err.Error()
+}

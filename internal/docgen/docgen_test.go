@@ -1,0 +1,78 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/datalayer/node-mounts/grant"
+)
+
+func TestWhatWasWrittenIsFresh(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "reference")
+	if err := write(dir, pages()); err != nil {
+		t.Fatal(err)
+	}
+	if err := verify(dir, pages()); err != nil {
+		t.Errorf("pages just written are called stale: %v", err)
+	}
+}
+
+func TestCheckNamesTheFirstLineThatDiffers(t *testing.T) {
+	dir := t.TempDir()
+	want := []page{{"a.md", "one\ntwo\nthree\n"}}
+	for name, test := range map[string]struct{ have, says string }{
+		"changed":   {"one\n2\nthree\n", "a.md:2 is stale\n  has:  2\n  want: two"},
+		"too short": {"one\ntwo", "a.md:3 is stale\n  has:  (end of file)\n  want: three"},
+		"too long":  {"one\ntwo\nthree\nfour\n", "a.md:4 is stale\n  has:  four"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := os.WriteFile(filepath.Join(dir, "a.md"), []byte(test.have), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			err := verify(dir, want)
+			if err == nil || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("got %v, want it to say %q", err, test.says)
+			}
+		})
+	}
+}
+
+func TestCheckFindsMissingPagesAndPagesNobodyWrites(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "old.md"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := verify(dir, []page{{"new.md", "text\n"}})
+	if err == nil {
+		t.Fatal("nothing found")
+	}
+	for _, name := range []string{"old.md", "new.md"} {
+		if !strings.Contains(err.Error(), name) {
+			t.Errorf("%s is not named in %v", name, err)
+		}
+	}
+}
+
+func TestEveryKindAndCodeHasARow(t *testing.T) {
+	kinds, codes := kindsPage(grant.Kinds()), codesPage(grant.Codes())
+	for _, k := range grant.Kinds() {
+		if !strings.Contains(kinds, "\n| "+code(quoteEmpty(string(k.Kind)))+" | "+k.Summary) {
+			t.Errorf("no row for the kind %q", k.Kind)
+		}
+	}
+	for _, c := range grant.Codes() {
+		if !strings.Contains(codes, "\n| "+code(string(c.Code))+" | ") {
+			t.Errorf("no row for the code %s", c.Code)
+		}
+	}
+}
+
+func TestACellCannotBreakItsTable(t *testing.T) {
+	var b strings.Builder
+	row(&b, "ro|rw", "two\nlines")
+	if got := b.String(); got != "| ro\\|rw | two lines |\n" {
+		t.Errorf("got %q", got)
+	}
+}

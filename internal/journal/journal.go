@@ -1,0 +1,219 @@
+// Package journal is the agent's record of each Pod on disk.
+//
+// A pass over a Pod writes what it is about to do before it does it, so that a
+// SIGKILL at any point leaves nothing unknown: whatever may stand in the mount
+// table is named here. There is no fsync: mounts do not survive a reboot
+// either, and the boot id in the record tells that one has happened.
+package journal
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/plan"
+)
+
+// Version is the format's. A reader refuses a newer one: what it does not
+// understand it must not call complete.
+const Version = 1
+
+// Pod is the record of one Pod.
+type Pod struct {
+	Version int    `json:"version"`
+	BootID  string `json:"boot_id"`
+
+	UID       string `json:"uid"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+
+	// Tree and Publication are the two mounts every grant needs, nil where they
+	// are not wanted.
+	Tree        *Base `json:"tree,omitempty"`
+	Publication *Base `json:"publication,omitempty"`
+
+	Mounts []Entry `json:"mounts,omitempty"`
+	Held   []Held  `json:"held,omitempty"`
+}
+
+// Base is the tree or the publication. It is written without a record first.
+type Base struct {
+	Record *mnt.Record `json:"record,omitempty"`
+}
+
+// State is how far a grant has come.
+type State string
+
+// The states. What is Granting or Revoking may stand or not: only the mount
+// table can tell.
+const (
+	Granting State = "granting"
+	Mounted  State = "mounted"
+	Revoking State = "revoking"
+)
+
+// Entry is one grant.
+type Entry struct {
+	Target   string        `json:"target"`
+	Identity plan.Identity `json:"identity"`
+	State    State         `json:"state"`
+	// Record is there once the mount was made.
+	Record *mnt.Record `json:"record,omitempty"`
+}
+
+// Held is a mount that was taken from the tree while a process still has it.
+type Held struct {
+	Target string     `json:"target"`
+	Record mnt.Record `json:"record"`
+	// IDs are the mountinfo ids of its copies, by mount namespace.
+	IDs map[uint64][]int `json:"ids,omitempty"`
+	// Why says what holds it, or why that cannot be told.
+	Why string `json:"why"`
+}
+
+// Ref names the Pod.
+func (p *Pod) Ref() plan.Ref {
+	return plan.Ref{UID: p.UID, Namespace: p.Namespace, Name: p.Name}
+}
+
+// Empty tells whether nothing can be left of the Pod on this node.
+func (p *Pod) Empty() bool {
+	return p.Tree == nil && p.Publication == nil && len(p.Mounts) == 0 && len(p.Held) == 0
+}
+
+// Find returns the entry for target, nil when there is none.
+func (p *Pod) Find(target string) *Entry {
+	i := slices.IndexFunc(p.Mounts, func(e Entry) bool { return e.Target == target })
+	if i < 0 {
+		return nil
+	}
+	return &p.Mounts[i]
+}
+
+// Drop removes the entry for target.
+func (p *Pod) Drop(target string) {
+	p.Mounts = slices.DeleteFunc(p.Mounts, func(e Entry) bool { return e.Target == target })
+}
+
+// Standing is what plan.Diff compares with.
+func (p *Pod) Standing() []plan.Standing {
+	out := make([]plan.Standing, len(p.Mounts))
+	for i, e := range p.Mounts {
+		out[i] = plan.Standing{Target: e.Target, Identity: e.Identity, Sound: e.State == Mounted}
+	}
+	return out
+}
+
+// uidForm keeps a UID usable as a file name. Kubernetes uses UUIDs, and 32 hex
+// digits for static Pods.
+var uidForm = regexp.MustCompile(`\A[A-Za-z0-9][A-Za-z0-9-]{0,127}\z`)
+
+// ValidUID tells whether uid can name a tree and a record.
+func ValidUID(uid string) bool { return uidForm.MatchString(uid) }
+
+const (
+	suffix     = ".json"
+	tempPrefix = ".new-"
+)
+
+// Store is the folder of all records. Different Pods may be written at once.
+type Store struct {
+	dir string
+}
+
+// Open makes the folder if it is missing.
+func Open(dir string) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	return &Store{dir: dir}, nil
+}
+
+// Load reads every record. A record that cannot be read is set aside under
+// another name and reported: its Pod is then one of which only the tree is
+// known.
+func (s *Store) Load() ([]Pod, error) {
+	names, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	var pods []Pod
+	var bad []error
+	for _, n := range names {
+		if strings.HasPrefix(n.Name(), tempPrefix) {
+			// A write that was cut off: the record it was to replace still stands.
+			bad = append(bad, os.Remove(filepath.Join(s.dir, n.Name())))
+			continue
+		}
+		uid, ok := strings.CutSuffix(n.Name(), suffix)
+		if !ok {
+			continue
+		}
+		p, err := s.read(uid)
+		if err != nil {
+			bad = append(bad, err, os.Rename(s.path(uid), s.path(uid)+".unreadable"))
+			continue
+		}
+		pods = append(pods, p)
+	}
+	return pods, errors.Join(bad...)
+}
+
+func (s *Store) read(uid string) (Pod, error) {
+	var p Pod
+	b, err := os.ReadFile(s.path(uid))
+	if err == nil {
+		err = json.Unmarshal(b, &p)
+	}
+	switch {
+	case err != nil:
+	case p.Version != Version:
+		err = fmt.Errorf("format version %d, this agent reads %d", p.Version, Version)
+	case p.UID != uid || !ValidUID(uid):
+		err = fmt.Errorf("names the Pod %q", p.UID)
+	}
+	if err != nil {
+		return Pod{}, fmt.Errorf("journal of Pod %s: %w", uid, err)
+	}
+	return p, nil
+}
+
+// Save writes the record, replacing the old one at once or not at all.
+func (s *Store) Save(p *Pod) error {
+	if !ValidUID(p.UID) {
+		return fmt.Errorf("journal: %q cannot name a record", p.UID)
+	}
+	p.Version = Version
+	b, err := json.Marshal(p)
+	if err != nil {
+		return fmt.Errorf("journal of Pod %s: %w", p.UID, err)
+	}
+	temp := filepath.Join(s.dir, tempPrefix+p.UID)
+	if err := os.WriteFile(temp, b, 0o600); err != nil {
+		return fmt.Errorf("journal of Pod %s: %w", p.UID, errors.Join(err, os.Remove(temp)))
+	}
+	if err := os.Rename(temp, s.path(p.UID)); err != nil {
+		return fmt.Errorf("journal of Pod %s: %w", p.UID, err)
+	}
+	return nil
+}
+
+// Remove forgets the Pod. One that is unknown is no error.
+func (s *Store) Remove(uid string) error {
+	if !ValidUID(uid) {
+		return fmt.Errorf("journal: %q cannot name a record", uid)
+	}
+	if err := os.Remove(s.path(uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("journal of Pod %s: %w", uid, err)
+	}
+	return nil
+}
+
+func (s *Store) path(uid string) string { return filepath.Join(s.dir, uid+suffix) }

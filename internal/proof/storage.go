@@ -1,0 +1,66 @@
+// Package proof gathers evidence that a mount is what was granted: that its
+// storage answers, and that the Pod's containers see it.
+package proof
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/mnt"
+)
+
+// ErrNotAMount says that a plain directory stands where a mount should.
+var ErrNotAMount = errors.New("the mount is not there")
+
+// Storage asks mounts in a tree whether their storage answers.
+type Storage struct {
+	Table  mnt.Table
+	Budget *deadline.Budget
+	// Bound is how long the storage may take.
+	Bound time.Duration
+	// PerMount is how many threads one mount may cost while it hangs.
+	PerMount int
+}
+
+// Answers opens the mount at target, compares it with the record (where one is
+// given), and reads its directory: a call that reaches the storage, not a
+// cached attribute. Errors: ErrNotAMount, deadline.ErrHung, or the storage's.
+func (s *Storage) Answers(ctx context.Context, tree *beneath.Dir, target string, rec *mnt.Record) error {
+	key := deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: s.PerMount}
+	_, err := deadline.Do(ctx, s.Budget, s.Bound, func() (struct{}, error) {
+		return struct{}{}, s.answers(tree, target, rec)
+	}, nil, key)
+	return err
+}
+
+func (s *Storage) answers(tree *beneath.Dir, target string, rec *mnt.Record) error {
+	dir, err := tree.Open(target)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	place, err := s.Table.At(dir)
+	if err != nil {
+		return err
+	}
+	if !place.MountRoot || rec != nil && place.ID != rec.ID {
+		return fmt.Errorf("%s: %w", dir.Path(), ErrNotAMount)
+	}
+	// A fresh description of the same directory: O_PATH descriptors read nothing.
+	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(dir.Fd()))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.ReadDir(1); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
