@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/agentcmd"
+	"github.com/datalayer/node-mounts/internal/obs"
 )
 
 func TestWhatWasWrittenIsFresh(t *testing.T) {
@@ -65,6 +67,36 @@ func TestEveryKindAndCodeHasARow(t *testing.T) {
 	for _, c := range grant.Codes() {
 		if !strings.Contains(codes, "\n| "+code(string(c.Code))+" | ") {
 			t.Errorf("no row for the code %s", c.Code)
+		}
+	}
+}
+
+func TestEveryMetricHasARowWithItsLabels(t *testing.T) {
+	text := metricsPage([]obs.Info{
+		{Name: "a_total", Type: "counter", Help: "All of it."},
+		{Name: "b_seconds", Type: "histogram", Help: "How long.", Labels: []string{"kind", "code"}},
+	})
+	for _, line := range []string{
+		"\n| `a_total` | counter | — | All of it. |\n",
+		"\n| `b_seconds` | histogram | `kind`, `code` | How long. |\n",
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("no line %q in\n%s", line, text)
+		}
+	}
+}
+
+func TestEveryFlagHasARowWithItsVariableAndDefault(t *testing.T) {
+	text := flagsPage([]agentcmd.Option{
+		{Flag: "node-id", Env: "NODE_ID", Type: "name", Help: "the node"},
+		{Flag: "owner", Default: "1000:100", Type: "uid:gid", Help: "who", EmptyCounts: true},
+	})
+	for _, line := range []string{
+		"\n| `--node-id` | `NODE_ID` | name | — | the node |\n",
+		"\n| `--owner` | — | uid:gid | `1000:100` | who (empty is a value) |\n",
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("no line %q in\n%s", line, text)
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/agentcmd"
+	"github.com/datalayer/node-mounts/internal/obs"
 )
 
 const generated = "<!-- Written by `make docs` from the code. Edit the table in %s instead. -->\n\n"
@@ -14,6 +16,8 @@ func pages() []page {
 	return []page{
 		{"kinds.md", kindsPage(grant.Kinds())},
 		{"codes.md", codesPage(grant.Codes())},
+		{"agent-flags.md", flagsPage(agentcmd.Options())},
+		{"metrics.md", metricsPage(obs.Metrics())},
 	}
 }
 
@@ -51,6 +55,47 @@ func codesPage(codes []grant.CodeInfo) string {
 	table(&b, "Code", "What happened", "What to do")
 	for _, c := range codes {
 		row(&b, code(string(c.Code)), c.Meaning, c.Remedy)
+	}
+	return b.String()
+}
+
+func flagsPage(options []agentcmd.Option) string {
+	var b strings.Builder
+	b.WriteString("# Flags of the agent\n\n")
+	fmt.Fprintf(&b, generated, "internal/agentcmd/options.go")
+	b.WriteString("`node-mounts-agent` takes every setting as a flag. A flag wins over its environment variable, and that over the\n" +
+		"default. A variable that is set and empty is as good as unset, except where the table says that empty is a value.\n\n")
+	table(&b, "Flag", "Variable", "Value", "Default", "What it is")
+	for _, o := range options {
+		env, value, help := "—", "—", o.Help
+		if o.Env != "" {
+			env = code(o.Env)
+		}
+		if o.Default != "" {
+			value = code(o.Default)
+		}
+		if o.EmptyCounts {
+			help += " (empty is a value)"
+		}
+		row(&b, code("--"+o.Flag), env, o.Type, value, help)
+	}
+	return b.String()
+}
+
+func metricsPage(metrics []obs.Info) string {
+	var b strings.Builder
+	b.WriteString("# Metrics\n\n")
+	fmt.Fprintf(&b, generated, "internal/obs/metrics.go")
+	b.WriteString("Served in the Prometheus text format at `/metrics` of the agent, beside the Go runtime's own (`go_*`, `process_*`).\n" +
+		"Every value of a label is there from the start, at 0: an alert on an increase sees the first one. No label holds a uid,\n" +
+		"a path or a URL.\n\n")
+	table(&b, "Metric", "Type", "Labels", "What it counts")
+	for _, m := range metrics {
+		labels := "—"
+		if len(m.Labels) > 0 {
+			labels = code(strings.Join(m.Labels, "`, `"))
+		}
+		row(&b, code(m.Name), m.Type, labels, m.Help)
 	}
 	return b.String()
 }

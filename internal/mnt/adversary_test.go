@@ -2,6 +2,7 @@ package mnt_test
 
 import (
 	"errors"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -26,11 +27,14 @@ type arena struct {
 	tree    *beneath.Dir
 	sources []uint64 // inodes that may be granted
 	swaps   atomic.Int64
+	// swapped has something in it when names were swapped since it was last
+	// emptied. Refusals are quick: without it thousands meet the same state.
+	swapped chan struct{}
 }
 
 func newArena(t *testing.T) *arena {
 	t.Helper()
-	a := &arena{bench: newBench(t)}
+	a := &arena{bench: newBench(t), swapped: make(chan struct{}, 1)}
 	a.fs = a.node.Claim
 	tree := filepath.Join(a.node.Root, "pod")
 	for _, d := range []string{a.fs + "/shared/a/home", a.fs + "/shared/b/home", a.fs + "/outside/home", a.fs + "/outside/target", tree} {
@@ -55,33 +59,27 @@ func newArena(t *testing.T) *arena {
 	return a
 }
 
-// attack swaps names in dir until stop is closed: each pair of names, one after
-// the other. A swap that the kernel refuses (a mount stands there) is tried
-// again on the next round.
-func (a *arena) attack(dir string, pairs [][2]string, stop <-chan struct{}) {
+// attack swaps pairs of paths, taken at random, until stop is closed. A swap that
+// the kernel refuses (a mount stands there) is one less.
+func (a *arena) attack(pairs [][2]string, stop <-chan struct{}) {
+	dice := rand.New(rand.NewPCG(1, 2))
 	for {
-		for _, p := range pairs {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			err := unix.Renameat2(unix.AT_FDCWD, filepath.Join(dir, p[0]), unix.AT_FDCWD, filepath.Join(dir, p[1]), unix.RENAME_EXCHANGE)
-			if err == nil {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		for range 1 + dice.IntN(8) {
+			p := pairs[dice.IntN(len(pairs))]
+			if unix.Renameat2(unix.AT_FDCWD, p[0], unix.AT_FDCWD, p[1], unix.RENAME_EXCHANGE) == nil {
 				a.swaps.Add(1)
 			}
 		}
-	}
-}
-
-// wait returns when something has been swapped since the last call: refusals are
-// quick, and without it thousands would meet the same state.
-func (a *arena) wait(last int64) int64 {
-	for {
-		if n := a.swaps.Load(); n != last {
-			return n
+		select {
+		case a.swapped <- struct{}{}:
+		default:
 		}
-		runtime.Gosched()
+		runtime.Gosched() // where there is one processor, the victim needs it too
 	}
 }
 
@@ -155,17 +153,19 @@ func TestTenThousandGrantsAgainstAnAdversaryNeverLeaveTheClaimOrTheTree(t *testi
 	a := newArena(t)
 	stop := make(chan struct{})
 	var adversary sync.WaitGroup
-	shared := filepath.Join(a.fs, "shared")
-	for dir, pairs := range map[string][][2]string{
-		shared:        {{"a", "relative"}, {"a", "b"}, {"b", "absolute"}, {"a", "absolute"}},
-		a.tree.Path(): {{"target", "link"}},
-	} {
-		adversary.Go(func() { a.attack(dir, pairs, stop) })
+	shared, tree := filepath.Join(a.fs, "shared"), a.tree.Path()
+	pairs := [][2]string{
+		{shared + "/a", shared + "/relative"},
+		{shared + "/a", shared + "/b"},
+		{shared + "/a", shared + "/absolute"},
+		{shared + "/b", shared + "/absolute"},
+		{tree + "/target", tree + "/link"},
+		{tree + "/target", tree + "/link"},
 	}
+	adversary.Go(func() { a.attack(pairs, stop) })
 	granted, escapes := 0, 0
-	var swaps int64
 	for range grants {
-		swaps = a.wait(swaps)
+		<-a.swapped
 		switch err := a.grant(t); {
 		case err == nil:
 			if granted++; granted%100 == 0 {
@@ -205,11 +205,12 @@ func TestTheAdversaryBeatsGrantsByPath(t *testing.T) {
 	a := newArena(t)
 	stop := make(chan struct{})
 	var adversary sync.WaitGroup
-	adversary.Go(func() { a.attack(filepath.Join(a.fs, "shared"), [][2]string{{"a", "relative"}}, stop) })
+	shared := filepath.Join(a.fs, "shared")
+	adversary.Go(func() { a.attack([][2]string{{shared + "/a", shared + "/relative"}}, stop) })
 	defer adversary.Wait()
 	defer close(stop)
 	for range 100_000 {
-		source, err := beneath.OpenRoot(filepath.Join(a.fs, "shared", "a", "home"))
+		source, err := beneath.OpenRoot(filepath.Join(shared, "a", "home"))
 		must(t, err)
 		place, err := a.table.At(source)
 		source.Close()

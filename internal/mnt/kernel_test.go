@@ -1,6 +1,7 @@
 package mnt_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -113,4 +114,76 @@ func must(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func TestNoGrantCostsAReadingOfTheTable(t *testing.T) {
+	b := newBench(t)
+	at := filepath.Join(b.Root(), "pod")
+	home := filepath.Join(b.Claim(), "home")
+	must(t, os.Mkdir(at, 0o755))
+	must(t, os.Mkdir(home, 0o755))
+	_, err := b.table.NewTree(openDir(t, at))
+	must(t, err)
+	tree := openDir(t, at)
+	_, err = b.table.Publish(tree, openDir(t, b.Volume()))
+	must(t, err)
+	for range 50 {
+		must(t, bind(b.table, home, tree, "alice", mnt.ReadOnly))
+		granted, err := tree.Open("alice")
+		must(t, err)
+		place, err := b.table.At(granted)
+		must(t, err)
+		if !place.MountRoot {
+			t.Fatal("no mount stands at the grant")
+		}
+		_, err = b.table.InMemory(granted)
+		must(t, err)
+		granted.Close()
+		must(t, b.table.Unmount(tree, "alice", false))
+	}
+	if n := b.table.Lists(); n != 0 {
+		t.Errorf("the table was read %d times", n)
+	}
+	if _, err := b.table.List(); err != nil || b.table.Lists() != 1 {
+		t.Errorf("after one reading the count is %d: %v", b.table.Lists(), err)
+	}
+}
+
+func TestATargetPlantedAsALinkIsRefused(t *testing.T) {
+	b := newBench(t)
+	at := filepath.Join(b.Root(), "pod")
+	home := filepath.Join(b.Claim(), "home")
+	must(t, os.Mkdir(at, 0o755))
+	must(t, os.MkdirAll(filepath.Join(home, "victim"), 0o755))
+	_, err := b.table.NewTree(openDir(t, at))
+	must(t, err)
+	tree := openDir(t, at)
+	must(t, os.Symlink(home, filepath.Join(at, "link")))
+	before := len(mountsBelow(t, b))
+	if _, err := tree.OpenTarget("link"); !errors.Is(err, beneath.ErrEscapes) {
+		t.Errorf("a link as a target: %v", err)
+	}
+	if _, err := tree.OpenTarget("link/victim"); err == nil {
+		t.Error("a path as a target was opened")
+	}
+	for _, lazy := range []bool{false, true} {
+		if err := b.table.Unmount(tree, "link", lazy); !errors.Is(err, mnt.ErrNotMounted) {
+			t.Errorf("an unmount of a link: %v", err)
+		}
+	}
+	// A link to a mount: an unmount that followed it would take it away.
+	must(t, os.Symlink(b.Claim(), filepath.Join(at, "claim")))
+	if err := b.table.Unmount(tree, "claim", true); !errors.Is(err, mnt.ErrNotMounted) {
+		t.Errorf("an unmount of a link to a mount: %v", err)
+	}
+	if after := len(mountsBelow(t, b)); after != before {
+		t.Errorf("%d mounts, there were %d", after, before)
+	}
+}
+
+func mountsBelow(t *testing.T, b *bench) []mnt.Mount {
+	t.Helper()
+	mounts, err := b.node.Mounts()
+	must(t, err)
+	return mounts
 }

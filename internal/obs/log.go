@@ -1,7 +1,7 @@
 package obs
 
 import (
-	"fmt"
+	"errors"
 	"io"
 	"log/slog"
 	"strings"
@@ -10,18 +10,24 @@ import (
 // NewLogger logs one JSON object a line to w, from level on: debug, info, warn
 // or error, in any case.
 func NewLogger(w io.Writer, level string) (*slog.Logger, error) {
-	var from slog.Level
-	switch strings.ToLower(level) {
-	case "debug":
-		from = slog.LevelDebug
-	case "info":
-		from = slog.LevelInfo
-	case "warn":
-		from = slog.LevelWarn
-	case "error":
-		from = slog.LevelError
-	default:
-		return nil, fmt.Errorf("log level %q: use debug, info, warn or error", level)
+	from, err := parseLevel(level)
+	if err != nil {
+		return nil, err
 	}
 	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: from})), nil
+}
+
+// CheckLevel says what is wrong with a level that NewLogger would refuse.
+func CheckLevel(level string) error {
+	_, err := parseLevel(level)
+	return err
+}
+
+func parseLevel(level string) (slog.Level, error) {
+	for _, l := range []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError} {
+		if strings.EqualFold(level, l.String()) {
+			return l, nil
+		}
+	}
+	return 0, errors.New("want the log level debug, info, warn or error")
 }

@@ -8,8 +8,8 @@ import (
 
 func TestModuleKeepsItsRules(t *testing.T) {
 	dir, name := module(t)
-	if name != "github.com/datalayer/node-mounts" {
-		t.Fatalf("the rules name packages of github.com/datalayer/node-mounts, and this is %s", name)
+	if name != modulePath {
+		t.Fatalf("the rules name packages of %s, and this is %s", modulePath, name)
 	}
 	sources, err := walk(dir)
 	if err != nil {
@@ -132,6 +132,8 @@ func examples() []example {
 		{"grant and", "grant/a_test.go", true, "package grant\nimport _ \"github.com/rogpeppe/go-internal/txtar\" // <-\n"},
 		{"grant and", "internal/bridge/wire/a.go", true, "package wire\nimport _ \"golang.org/x/crypto/hkdf\" // <-\n"},
 		{"grant and", "grant/a.go", true, "package grant\nimport _ \"github.com/datalayer/node-mounts/internal/plan\" // <-\n"},
+		{"grant and", "grant/a_test.go", true, "package grant_test\nimport _ \"github.com/datalayer/node-mounts/internal/plan\" // <-\n"},
+		{"grant and", "grant/a_test.go", false, "package grant_test\nimport _ \"github.com/datalayer/node-mounts/grant\"\n"},
 		{"grant and", "grant/a.go", false, "package grant\nimport _ \"encoding/json\"\n"},
 		{"grant and", "internal/bridge/relay/a.go", false, "package relay\nimport _ \"golang.org/x/crypto/hkdf\"\n"},
 

@@ -12,6 +12,8 @@ import (
 	"strings"
 )
 
+const modulePath = "github.com/datalayer/node-mounts"
+
 // rule is one thing the module promises. reason ends every failure message: who
 // breaks a rule should learn why it is there before looking for a way round it.
 type rule struct {
@@ -150,7 +152,7 @@ func agentWithoutClient(s source) []string {
 		return nil
 	}
 	return importsOf(s, func(p string) bool {
-		return under(p, "k8s.io/client-go", "github.com/datalayer/node-mounts/internal/kube")
+		return under(p, "k8s.io/client-go", modulePath+"/internal/kube")
 	})
 }
 
@@ -160,7 +162,9 @@ func standardLibraryOnly(s source) []string {
 	}
 	return importsOf(s, func(p string) bool {
 		first, _, _ := strings.Cut(p, "/")
-		return strings.Contains(first, ".")
+		// A package's outside tests and examples import the package itself.
+		own := s.test() && p == modulePath+"/"+path.Dir(s.path)
+		return strings.Contains(first, ".") && !own
 	})
 }
 

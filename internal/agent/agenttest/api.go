@@ -4,6 +4,7 @@ package agenttest
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -17,20 +18,22 @@ import (
 // resource versions, conflicts, uids. Its watched copy is always up to date
 // unless Hide makes it stale.
 type API struct {
-	mu      sync.Mutex
-	pods    map[string]plan.Pod
-	hidden  map[string]bool
-	down    error
-	version int
-	answers int
-	queue   map[string]bool
+	mu        sync.Mutex
+	pods      map[string]plan.Pod
+	hidden    map[string]bool
+	down      error
+	version   int
+	answers   int
+	queue     map[string]bool
+	enqueued  chan struct{}
+	meanwhile func(uid string)
 }
 
 var _ agent.API = (*API)(nil)
 
 // NewAPI makes an API without Pods.
 func NewAPI() *API {
-	return &API{pods: map[string]plan.Pod{}, hidden: map[string]bool{}, queue: map[string]bool{}}
+	return &API{pods: map[string]plan.Pod{}, hidden: map[string]bool{}, queue: map[string]bool{}, enqueued: make(chan struct{})}
 }
 
 // Put creates or changes a Pod.
@@ -47,6 +50,7 @@ func (a *API) Change(uid string, edit func(p *plan.Pod)) {
 	a.mu.Lock()
 	p := a.pods[uid]
 	a.mu.Unlock()
+	p.Uses = slices.Clone(p.Uses) // readers keep the copy they were given
 	edit(&p)
 	a.Put(p)
 }
@@ -70,6 +74,15 @@ func (a *API) Down(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.down = err
+}
+
+// Meanwhile has f called once, with the Pod's uid, when the next answer arrives
+// and before it is looked at: what f changes comes between the agent's reading
+// and its writing.
+func (a *API) Meanwhile(f func(uid string)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.meanwhile = f
 }
 
 // Answers is how many answers have been written.
@@ -117,6 +130,13 @@ func (a *API) Confirm(_ context.Context, ref plan.Ref) (plan.Pod, bool, error) {
 // Answer implements agent.API.
 func (a *API) Answer(_ context.Context, pod plan.Pod, ready *string) error {
 	a.mu.Lock()
+	meanwhile := a.meanwhile
+	a.meanwhile = nil
+	a.mu.Unlock()
+	if meanwhile != nil {
+		meanwhile(pod.UID)
+	}
+	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.down != nil {
 		return a.down
@@ -140,6 +160,15 @@ func (a *API) Enqueue(uid string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.queue[uid] = true
+	close(a.enqueued)
+	a.enqueued = make(chan struct{})
+}
+
+// Enqueued is closed at the next Enqueue, for whatever Pod.
+func (a *API) Enqueued() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.enqueued
 }
 
 // Queued tells whether a pass was asked for since the last call.

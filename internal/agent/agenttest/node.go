@@ -3,9 +3,13 @@ package agenttest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -38,20 +42,32 @@ type Node struct {
 	BootID string
 	Policy plan.Policy
 	Bound  time.Duration
-	stop   context.CancelFunc
+	// Metrics and Budget are the running agent's.
+	Metrics *obs.Recorder
+	Budget  *deadline.Budget
+
+	salt string // in every uid: tests that run at once share /proc
+	stop context.CancelFunc
 }
 
 // NewNode makes the node and starts an agent on it. Both go with the test, which
 // fails when a mount is left.
 func NewNode(t testing.TB) *Node {
 	t.Helper()
-	sim, err := simnode.New(simnode.Options{})
+	return NewNodeWith(t, simnode.Options{})
+}
+
+// NewNodeWith is NewNode for a node of another kind.
+func NewNodeWith(t testing.TB, o simnode.Options) *Node {
+	t.Helper()
+	sim, err := simnode.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	n := &Node{
 		Node: sim, T: t, API: NewAPI(), Table: &mnt.Kernel{}, Clock: clock.RealClock{},
 		BootID: "boot-1", Policy: agent.DefaultPolicy(NodeName), Bound: 5 * time.Second,
+		salt: fmt.Sprintf("-%08x", rand.Uint32()),
 	}
 	t.Cleanup(func() {
 		n.stopAgent()
@@ -78,12 +94,13 @@ func (n *Node) Restart() {
 	n.stopAgent()
 	ctx, cancel := context.WithCancel(context.Background())
 	n.stop = cancel
+	n.Metrics, n.Budget = obs.NewRecorder("test", "test"), &deadline.Budget{}
 	var err error
 	n.Agent, err = agent.New(ctx, agent.Config{
 		Claim:  agent.Claim{Path: n.Claim, Owner: beneath.Owner{UID: 1000, GID: 100}, Bound: n.Bound},
 		Policy: n.Policy, Root: n.Root, Kubelet: n.Kubelet, BootID: n.BootID,
-		Table: n.Table, Processes: procs.New("/proc"), API: n.API, Budget: &deadline.Budget{},
-		Metrics: obs.NewRecorder("test", "test"), Clock: n.Clock, Log: slog.New(slog.NewTextHandler(logWriter{n.T}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Table: n.Table, Processes: procs.New("/proc"), API: n.API, Budget: n.Budget,
+		Metrics: n.Metrics, Clock: n.Clock, Log: slog.New(slog.NewTextHandler(logWriter{n.T}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
 		n.T.Fatal(err)
@@ -121,10 +138,12 @@ type Pod struct {
 	Ctr *simnode.Container
 }
 
-// NewPod puts a pooled Pod into the API: nothing of it is on the node yet.
-func (n *Node) NewPod(uid string) *Pod {
+// NewPod puts a pooled Pod into the API: nothing of it is on the node yet. Its
+// uid begins with name and is nobody else's.
+func (n *Node) NewPod(name string) *Pod {
+	uid := name + n.salt
 	n.API.Put(plan.Pod{
-		UID: uid, Namespace: "sandboxes", Name: "pod-" + uid, Node: NodeName, HostUsers: true,
+		UID: uid, Namespace: "sandboxes", Name: name, Node: NodeName, HostUsers: true,
 		Volume: &plan.Volume{Memory: true},
 		Uses:   []plan.Use{{Container: "runtime", Path: simnode.DefaultMountPath, HostToContainer: true}},
 	})
@@ -132,9 +151,9 @@ func (n *Node) NewPod(uid string) *Pod {
 }
 
 // RunningPod is a pooled Pod whose container runs.
-func (n *Node) RunningPod(uid string) *Pod {
+func (n *Node) RunningPod(name string) *Pod {
 	n.T.Helper()
-	p := n.NewPod(uid)
+	p := n.NewPod(name)
 	if err := p.SetUpVolume(false); err != nil {
 		n.T.Fatal(err)
 	}
@@ -142,7 +161,7 @@ func (n *Node) RunningPod(uid string) *Pod {
 	return p
 }
 
-// Start starts the Pod's container and tells the API.
+// Start starts the Pod's container, or starts it again, and tells the API.
 func (p *Pod) Start(o simnode.ContainerOptions) *simnode.Container {
 	p.N.T.Helper()
 	c, err := p.StartContainer(o)
@@ -176,26 +195,41 @@ func (p *Pod) Status() *grant.Status { return p.N.API.Status(p.N.T, p.UID) }
 // Pass makes one pass over the Pod.
 func (p *Pod) Pass() time.Duration { p.N.T.Helper(); return p.N.Pass(p.UID) }
 
+// StartNamed starts another container of the Pod and tells the API.
+func (p *Pod) StartNamed(name string, o simnode.ContainerOptions) *simnode.Container {
+	p.N.T.Helper()
+	c, err := p.StartContainer(o)
+	if err != nil {
+		p.N.T.Fatal(err)
+	}
+	at := o.MountPath
+	if at == "" {
+		at = simnode.DefaultMountPath
+	}
+	p.N.API.Change(p.UID, func(api *plan.Pod) {
+		api.Uses = append(api.Uses, plan.Use{Container: name, ID: c.ID(), Path: at, HostToContainer: true})
+	})
+	return c
+}
+
 // MustAnswer makes a pass and holds the answer against what is wanted: the
-// state, and the codes by target (without their prefix).
+// state, what is mounted, and the codes by target.
 func (p *Pod) MustAnswer(state grant.State, mounted []string, failed map[string]grant.Code) *grant.Status {
+	p.N.T.Helper()
+	p.Pass()
+	return p.MustHave(state, mounted, failed)
+}
+
+// MustHave holds the answer that the Pod has against what is wanted.
+func (p *Pod) MustHave(state grant.State, mounted []string, failed map[string]grant.Code) *grant.Status {
 	t := p.N.T
 	t.Helper()
-	p.Pass()
 	st := p.Status()
 	if st == nil {
 		t.Fatal("there is no answer")
 	}
-	if st.State != state || strings.Join(st.Mounted, " ") != strings.Join(mounted, " ") {
-		t.Fatalf("answer %s %v %v %v, want %s %v", st.State, st.Mounted, st.Failed, st.Messages, state, mounted)
-	}
-	if len(st.Failed) != len(failed) {
-		t.Fatalf("failed %v %v, want %v", st.Failed, st.Messages, failed)
-	}
-	for key, code := range failed {
-		if st.Failed[key] != code {
-			t.Fatalf("failed %v %v, want %v", st.Failed, st.Messages, failed)
-		}
+	if st.State != state || !slices.Equal(st.Mounted, mounted) || !maps.Equal(st.Failed, failed) {
+		t.Fatalf("answer %s %v %v %v, want %s %v %v", st.State, st.Mounted, st.Failed, st.Messages, state, mounted, failed)
 	}
 	return st
 }
@@ -228,4 +262,26 @@ func (n *Node) Left() []string {
 		}
 	}
 	return left
+}
+
+// Metric is the sum of all series of a metric of the running agent, by its name
+// without the common prefix.
+func (n *Node) Metric(name string) float64 {
+	n.T.Helper()
+	families, err := n.Metrics.Gatherer().Gather()
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != "datalayer_mount_gateway_"+name {
+			continue
+		}
+		sum := 0.0
+		for _, m := range f.GetMetric() {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+		return sum
+	}
+	n.T.Fatalf("there is no metric %s", name)
+	return 0
 }

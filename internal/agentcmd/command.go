@@ -1,0 +1,163 @@
+// Package agentcmd is the command line of node-mounts-agent: settings, the
+// checks before a start, and the assembly of the agent from its parts.
+package agentcmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/datalayer/node-mounts/internal/obs"
+)
+
+// Exit statuses.
+const (
+	exitOK    = 0
+	exitError = 1
+	exitUsage = 2
+)
+
+// refusal is an error with what to do about it and the exit status it ends in.
+type refusal struct {
+	err    error
+	hint   string
+	status int
+}
+
+func (r *refusal) Error() string { return r.err.Error() }
+func (r *refusal) Unwrap() error { return r.err }
+
+func usage(err error, hint string, args ...any) error {
+	return &refusal{err, fmt.Sprintf(hint, args...), exitUsage}
+}
+
+func refuse(err error, hint string, args ...any) error {
+	return &refusal{err, fmt.Sprintf(hint, args...), exitError}
+}
+
+// New is the command. Its flags are those of Options, its help names their
+// variables; it runs the agent until its context ends.
+func New(version string) *cobra.Command {
+	return newCommand(version, os.LookupEnv, os.Geteuid)
+}
+
+func newCommand(version string, env func(string) (string, bool), euid func() int) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "node-mounts-agent",
+		Short: "Mount what grant annotations ask for into the running Pods of this node",
+		Long: `node-mounts-agent serves the Pods of one node: it reads their grant annotations,
+mounts folders of the shared claim into their gateway volumes, and answers in
+the ready annotation. It runs as root, one on each node. Stopping it leaves
+every mount standing.`,
+		Version:       version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usage(fmt.Errorf("unexpected argument %.80q", args[0]), "every setting is a flag: see %s --help", cmd.Name())
+			}
+			return nil
+		},
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usage(err, "see %s --help", cmd.Name())
+	})
+	cmd.Flags().SortFlags = false
+	for _, o := range Options() {
+		help := o.Help
+		if o.Env != "" {
+			help += " [" + o.Env + "]"
+		}
+		cmd.Flags().Var(&value{text: o.Default, kind: o.Type}, o.Flag, help)
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		flag := func(name string) (string, bool) {
+			f := cmd.Flags().Lookup(name)
+			return f.Value.String(), f.Changed
+		}
+		s, err := resolve(flag, env)
+		if err != nil {
+			return err
+		}
+		if id := euid(); id != 0 {
+			return refuse(fmt.Errorf("running as uid %d: only root can mount", id),
+				"run it as root, in a privileged container (securityContext: privileged: true, runAsUser: 0)")
+		}
+		log, err := obs.NewLogger(cmd.ErrOrStderr(), s.logLevel)
+		if err != nil {
+			return err
+		}
+		return run(cmd.Context(), version, s, log)
+	}
+	return cmd
+}
+
+// value is a flag's value: text, whose shape is checked with the option's own
+// rule, where the variable's is checked too.
+type value struct{ text, kind string }
+
+func (v *value) String() string     { return v.text }
+func (v *value) Set(s string) error { v.text = s; return nil }
+func (v *value) Type() string       { return v.kind }
+
+// Main runs the command and returns its exit status. The first SIGTERM or SIGINT
+// ends the agent in order, the second at once.
+func Main(version string, args []string, stdout, stderr io.Writer) int {
+	ctx, stop := untilSignal()
+	defer stop()
+	cmd := New(version)
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	return report(stderr, cmd.ExecuteContext(ctx))
+}
+
+// report tells the user of an error and turns it into an exit status.
+func report(stderr io.Writer, err error) int {
+	if err == nil {
+		return exitOK
+	}
+	// One line, also where several errors were joined.
+	fmt.Fprintf(stderr, "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
+	var r *refusal
+	if !errors.As(err, &r) {
+		return exitError
+	}
+	fmt.Fprintf(stderr, "hint: %s\n", r.hint)
+	return r.status
+}
+
+// untilSignal ends its context at the first SIGTERM or SIGINT and the process at
+// the second.
+func untilSignal() (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-signals:
+			cancel()
+		case <-done:
+			return
+		}
+		select {
+		case <-signals:
+			os.Exit(exitError)
+		case <-done:
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(done)
+		cancel()
+	}
+}
