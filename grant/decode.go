@@ -29,33 +29,39 @@ type Set struct {
 // before it is parsed, so memory is bounded; one with more than MaxEntries
 // entries is refused whole, and keeps its hash.
 func Decode(annotation string) Set {
+	set, _ := decode(annotation)
+	return set
+}
+
+// decode is Decode, with the entries as they are written where there is a set.
+func decode(annotation string) (Set, []json.RawMessage) {
 	if len(annotation) > MaxAnnotationBytes {
-		return unreadable(fmt.Sprintf("the annotation is larger than %d bytes: grant fewer mounts", MaxAnnotationBytes))
+		return unreadable(fmt.Sprintf("the annotation is larger than %d bytes: grant fewer mounts", MaxAnnotationBytes)), nil
 	}
 	raw := []byte(annotation)
 	if !json.Valid(raw) {
-		return unreadable("the annotation is not valid JSON: write it again")
+		return unreadable("the annotation is not valid JSON: write it again"), nil
 	}
 	hash := ""
 	items, ok := elements(raw, MaxEntries)
 	if !ok {
 		top, isObject := members(raw, "hash", "mounts")
 		if !isObject {
-			return unreadable("the annotation is neither an object with mounts nor a list of mounts: write it again")
+			return unreadable("the annotation is neither an object with mounts nor a list of mounts: write it again"), nil
 		}
 		if top["hash"].count > 1 || top["mounts"].count > 1 {
-			return unreadable("the annotation gives its hash or its mounts more than once: write it again")
+			return unreadable("the annotation gives its hash or its mounts more than once: write it again"), nil
 		}
 		hash = saneHash(top["hash"].text("").text)
 		if items, ok = elements(top["mounts"].raw, MaxEntries); !ok {
-			return unreadable("the annotation has no list of mounts: write an empty list to ask for none")
+			return unreadable("the annotation has no list of mounts: write an empty list to ask for none"), nil
 		}
 	}
 	if len(items) > MaxEntries {
 		message := fmt.Sprintf("the set has more than %d entries: grant fewer mounts", MaxEntries)
-		return Set{Hash: hash, Whole: &Refusal{Key: WholeSet, Code: CodeTooManyMounts, Message: message}}
+		return Set{Hash: hash, Whole: &Refusal{Key: WholeSet, Code: CodeTooManyMounts, Message: message}}, nil
 	}
-	return decodeSet(items, hash)
+	return decodeSet(items, hash), items
 }
 
 func unreadable(message string) Set {

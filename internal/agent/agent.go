@@ -102,7 +102,7 @@ type Agent struct {
 	Config
 	store *journal.Store
 	pods  *beneath.Dir    // <root>/pods
-	life  context.Context // ends with the agent; for what outlives a pass
+	life  context.Context //nolint:containedctx // the agent's lifetime, for what outlives a pass
 	by    map[grant.Delivery]delivery.Delivery
 
 	mu    sync.Mutex

@@ -56,7 +56,17 @@ func (a *Agent) prove(ctx context.Context, s *podState, p plan.Pod, tree *beneat
 // current is the record under the name that the mount's root has now: a folder
 // may be renamed while it is mounted.
 func (a *Agent) current(ctx context.Context, tree *beneath.Dir, target string, rec mnt.Record) mnt.Record {
-	place, err := deadline.Do(ctx, a.Budget, localBound, func() (mnt.Place, error) {
+	place, err := a.placeOf(ctx, tree, target)
+	if err == nil && place.Root != "" && rec.SameAs(place) {
+		rec.Root = place.Root
+	}
+	return rec
+}
+
+// placeOf says what stands at target, with a deadline: entering an NFS mount may
+// ask its server.
+func (a *Agent) placeOf(ctx context.Context, tree *beneath.Dir, target string) (mnt.Place, error) {
+	return deadline.Do(ctx, a.Budget, localBound, func() (mnt.Place, error) {
 		dir, err := tree.Open(target)
 		if err != nil {
 			return mnt.Place{}, err
@@ -64,10 +74,6 @@ func (a *Agent) current(ctx context.Context, tree *beneath.Dir, target string, r
 		defer dir.Close()
 		return a.Table.At(dir)
 	}, nil, deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: 1})
-	if err == nil && place.Root != "" && rec.SameAs(place) {
-		rec.Root = place.Root
-	}
-	return rec
 }
 
 // look compares the journal with what containers see.

@@ -63,7 +63,7 @@ func (a *Agent) phase(ctx context.Context, s *podState, p plan.Pod, found bool) 
 	case !found || p.Node != a.Policy.Node:
 		return a.vanished(ctx, s)
 	case p.Finished:
-		return a.release(ctx, s, p, true)
+		return a.release(ctx, s, p, !p.Terminating())
 	case p.Terminating():
 		return a.terminating(ctx, s, p)
 	case p.Grant == nil:
@@ -146,16 +146,17 @@ func (a *Agent) release(ctx context.Context, s *podState, p plan.Pod, lives bool
 	if err == nil {
 		err = a.removeBase(ctx, s)
 	}
+	if had && s.j.Tree == nil {
+		// Also with a mount that is held: nothing of the Pod is in kubelet's way.
+		a.Metrics.Released()
+		a.Log.Info("released", "pod", s.j.Ref(), "held", len(s.j.Held))
+	}
 	if errors.Is(err, mnt.ErrBusy) && lives && len(s.j.Mounts)+len(s.j.Held) == 0 {
 		// A shell stands in the empty volume. It may: nothing is mounted there.
 		return lastRetry, a.retract(ctx, p)
 	}
 	if err != nil || len(s.j.Held) > 0 {
 		return 0, errors.Join(err, a.unreleased(ctx, s, p, lives))
-	}
-	if had {
-		a.Metrics.Released()
-		a.Log.Info("released", "pod", s.j.Ref())
 	}
 	if lives {
 		if err := a.retract(ctx, p); err != nil {

@@ -11,10 +11,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/datalayer/node-mounts/grant"
-	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
-	"github.com/datalayer/node-mounts/internal/beneath"
-	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
@@ -357,5 +354,3 @@ func TestNoPassReadsTheMountTable(t *testing.T) {
 	}
 	clean(t, n, p)
 }
-
-var _ = []any{agent.DefaultBound, beneath.HomeMode, mnt.ReadOnly}

@@ -45,7 +45,10 @@ type settings struct {
 
 // Options is the table of the agent's settings: the flags, the documentation and
 // the tests are made from it.
-func Options() []Option {
+func Options() []Option { return append(nodeOptions(), podOptions()...) }
+
+// nodeOptions say where the agent is and how much it may do.
+func nodeOptions() []Option {
 	return []Option{
 		{
 			Flag: "node-id", Env: "NODE_ID", Type: "name",
@@ -102,6 +105,20 @@ func Options() []Option {
 			},
 		},
 		{
+			Flag: "kubeconfig", Env: "KUBECONFIG", Type: "path",
+			Help: "kubeconfig to use outside a cluster; empty: the Pod's service account",
+			set: func(s *settings, v string) error {
+				s.kubeconfig = v
+				return nil
+			},
+		},
+	}
+}
+
+// podOptions say what the Pods it serves look like.
+func podOptions() []Option {
+	return []Option{
+		{
 			Flag: "annotation-prefix", Default: grant.DefaultPrefix, Type: "domain",
 			Help: "domain of the annotations and the label",
 			set:  func(s *settings, v string) error { return name(&s.prefix, v, 253) },
@@ -120,14 +137,6 @@ func Options() []Option {
 			Flag: "owner", Default: "1000:100", Type: "uid:gid",
 			Help: "who is given a home folder that the agent makes",
 			set:  func(s *settings, v string) error { return owner(&s.owner, v) },
-		},
-		{
-			Flag: "kubeconfig", Env: "KUBECONFIG", Type: "path",
-			Help: "kubeconfig to use outside a cluster; empty: the Pod's service account",
-			set: func(s *settings, v string) error {
-				s.kubeconfig = v
-				return nil
-			},
 		},
 		{
 			Flag: "sandboxed-runtimes", Default: strings.Join(agent.DefaultSandboxedRuntimes(), ","), Type: "list", EmptyCounts: true,
@@ -198,7 +207,7 @@ const (
 
 func name(to *string, v string, most int) error {
 	if ok, err := regexp.MatchString(domainPattern, v); err != nil || !ok || len(v) > most {
-		return errors.New("want lower-case letters, digits, - and .")
+		return errors.New("want a name of lower-case letters, digits, dashes and dots")
 	}
 	*to = v
 	return nil
@@ -206,7 +215,7 @@ func name(to *string, v string, most int) error {
 
 func label(to *string, v string) error {
 	if err := name(to, v, 63); err != nil || strings.Contains(v, ".") {
-		return errors.New("want at most 63 lower-case letters, digits and -")
+		return errors.New("want a name of at most 63 lower-case letters, digits and dashes")
 	}
 	return nil
 }

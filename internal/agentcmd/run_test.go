@@ -1,60 +1,63 @@
 package agentcmd
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
+	"bufio"
+	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
-	"sync"
 	"syscall"
 	"testing"
-	"time"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/utils/ptr"
-
-	"github.com/datalayer/node-mounts/grant"
-	"github.com/datalayer/node-mounts/internal/kube/kubetest"
-	"github.com/datalayer/node-mounts/internal/simnode"
 )
 
-const (
-	podUID = "3f2c9a10-5b7d-4e21-9c44-0d1e2f3a4b5c"
-
-	// agentEnv makes the test binary the command itself.
-	agentEnv = "AGENTCMD_TEST_AGENT"
-
-	// stuckEnv makes it one that does not end in order.
-	stuckEnv = "AGENTCMD_TEST_STUCK"
-
-	// patience is how long a test waits for what takes milliseconds.
-	patience = 30 * time.Second
-)
+// stuckEnv makes the test binary a command that does not end in order.
+const stuckEnv = "AGENTCMD_TEST_STUCK"
 
 func TestMain(m *testing.M) {
-	simnode.Main()
-	if os.Getenv(agentEnv) != "" {
-		os.Exit(Main("test", os.Args[1:], os.Stdout, os.Stderr))
-	}
 	if os.Getenv(stuckEnv) != "" {
 		stuck()
 	}
-	if err := simnode.Enter(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
 	os.Exit(m.Run())
+}
+
+// stuck is a command that does not end with its context.
+func stuck() {
+	ctx, stop := untilSignal()
+	defer stop()
+	fmt.Println("started")
+	<-ctx.Done()
+	fmt.Println("stopping")
+	select {}
+}
+
+func TestASecondSignalEndsTheProcessAtOnce(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), stuckEnv+"=1")
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	says := bufio.NewScanner(stdout)
+	for _, step := range []struct {
+		line   string
+		signal os.Signal
+	}{{"started", syscall.SIGTERM}, {"stopping", syscall.SIGINT}} {
+		if !says.Scan() || says.Text() != step.line {
+			t.Errorf("it says %q, want %q", says.Text(), step.line)
+		}
+		if err := cmd.Process.Signal(step.signal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != exitError {
+		t.Errorf("it ended with %v", err)
+	}
 }
 
 // listener holds a port and returns it.
@@ -64,22 +67,11 @@ func listener(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
-}
-
-// freePort returns a port that nobody has.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -98,348 +90,4 @@ clusters: [{name: test, cluster: {server: ` + server + `}}]
 users: [{name: test, user: {}}]
 `})
 	return filepath.Join(dir, "kubeconfig")
-}
-
-// agentProcess is the command as a process.
-type agentProcess struct {
-	t    *testing.T
-	cmd  *exec.Cmd
-	port string
-	log  output
-	done chan struct{} // it has ended
-}
-
-// output is what a process has written so far, and who waits for it.
-type output struct {
-	mu      sync.Mutex
-	text    bytes.Buffer
-	changed chan struct{} // closed at the next write
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.changed != nil {
-		close(o.changed)
-		o.changed = nil
-	}
-	return o.text.Write(p)
-}
-
-func (o *output) now() (string, <-chan struct{}) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.changed == nil {
-		o.changed = make(chan struct{})
-	}
-	return o.text.String(), o.changed
-}
-
-// start starts the agent on the node.
-func start(t *testing.T, n *simnode.Node, config string) *agentProcess {
-	t.Helper()
-	a := &agentProcess{t: t, port: freePort(t), done: make(chan struct{})}
-	a.cmd = exec.Command("/proc/self/exe", "--node-id", "node-a", "--shared-root", n.Claim, "--root", n.Root, "--kubelet-dir", n.Kubelet,
-		"--namespace", "runtimes", "--health-port", a.port, "--kubeconfig", config, "--log-level", "debug")
-	a.cmd.Env = append(os.Environ(), agentEnv+"=1")
-	a.cmd.Stderr = &a.log
-	a.run()
-	return a
-}
-
-// run starts the process and sees to its end.
-func (a *agentProcess) run() {
-	a.t.Helper()
-	t := a.t
-	if err := a.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		defer close(a.done)
-		_ = a.cmd.Wait() // its state is in cmd.ProcessState
-	}()
-	t.Cleanup(func() {
-		_ = a.cmd.Process.Kill() // it has ended, in a test that passes
-		<-a.done
-		if t.Failed() {
-			log, _ := a.log.now()
-			t.Logf("the agent's log:\n%s", log)
-		}
-	})
-}
-
-// says waits until the log contains text.
-func (a *agentProcess) says(text string) {
-	a.t.Helper()
-	end := time.After(patience)
-	for {
-		log, changed := a.log.now()
-		if strings.Contains(log, text) {
-			return
-		}
-		select {
-		case <-changed:
-		case <-a.done:
-			a.t.Fatalf("the agent ended before it said %q", text)
-		case <-end:
-			a.t.Fatalf("the agent did not say %q", text)
-		}
-	}
-}
-
-// stop ends the agent as kubelet does and returns its exit status.
-func (a *agentProcess) stop() int {
-	a.t.Helper()
-	if err := a.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		a.t.Fatal(err)
-	}
-	a.ended()
-	return a.cmd.ProcessState.ExitCode()
-}
-
-func (a *agentProcess) ended() {
-	a.t.Helper()
-	select {
-	case <-a.done:
-	case <-time.After(patience):
-		a.t.Fatal("the agent does not end")
-	}
-}
-
-func (a *agentProcess) get(path string) (int, string) {
-	a.t.Helper()
-	r, err := http.Get("http://127.0.0.1:" + a.port + path)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	defer r.Body.Close()
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return r.StatusCode, string(body)
-}
-
-// cluster is an API over HTTP.
-func cluster(t *testing.T, pods ...*corev1.Pod) (client kubernetes.Interface, config string) {
-	t.Helper()
-	c, err := kubetest.NewClient(pods...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := httptest.NewServer(kubetest.Handler(c))
-	t.Cleanup(func() {
-		server.CloseClientConnections() // ends the watches
-		server.Close()
-	})
-	return c, kubeconfig(t, server.URL)
-}
-
-func sandbox(container string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "sandbox", Namespace: "runtimes", UID: podUID},
-		Spec: corev1.PodSpec{
-			NodeName: "node-a",
-			Volumes: []corev1.Volume{{
-				Name:         "node-mount-gateway",
-				VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}},
-			}},
-			Containers: []corev1.Container{{Name: "runtime", VolumeMounts: []corev1.VolumeMount{{
-				Name: "node-mount-gateway", MountPath: simnode.DefaultMountPath,
-				MountPropagation: ptr.To(corev1.MountPropagationHostToContainer),
-			}}}},
-		},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{
-			Name: "runtime", ContainerID: "containerd://" + container,
-			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}},
-		}}},
-	}
-}
-
-// annotate writes the grant as a writer does: the old answer goes in the same
-// patch. Then it waits for the Pod to look as until says.
-func annotate(t *testing.T, client kubernetes.Interface, value *string, until func(ready *string) bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	names := grant.NamesFor("")
-	change := map[string]any{names.Mounts: value}
-	if value != nil {
-		change[names.Ready] = nil
-	}
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": change}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	pods := client.CoreV1().Pods("runtimes")
-	if _, err := pods.Patch(ctx, "sandbox", types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	events, err := pods.Watch(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer events.Stop()
-	last := "none"
-	for {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("the answer is still %s", last)
-		case e := <-events.ResultChan():
-			p, ok := e.Object.(*corev1.Pod)
-			if !ok {
-				t.Fatalf("an event of %T", e.Object)
-			}
-			var ready *string
-			if v, ok := p.Annotations[names.Ready]; ok {
-				ready, last = &v, v
-			}
-			if until(ready) {
-				return
-			}
-		}
-	}
-}
-
-func TestTheAgentServesAGrantAndLeavesItStandingWhenItStops(t *testing.T) {
-	node, err := simnode.New(simnode.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := node.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	write(t, node.Claim, map[string]string{"datasets/cats/one": "meow"})
-	pod := node.NewPod(podUID)
-	if err := pod.SetUpVolume(false); err != nil {
-		t.Fatal(err)
-	}
-	container, err := pod.StartContainer(simnode.ContainerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, config := cluster(t, sandbox(container.ID()))
-	inside := func(want string) {
-		t.Helper()
-		got, err := container.ReadFile(simnode.DefaultMountPath + "/cats/one")
-		if (err == nil) != (want != "") || string(got) != want {
-			t.Errorf("the sandbox reads %q, %v; want %q", got, err, want)
-		}
-	}
-
-	a := start(t, node, config)
-	set, err := grant.Encode([]grant.Mount{{Kind: grant.KindSharedFolder, Source: "datasets/cats", Target: "cats", Mode: grant.ReadOnly, AllowExec: true}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	annotate(t, client, &set, func(ready *string) bool {
-		if ready == nil {
-			return false
-		}
-		st, err := grant.DecodeStatus(*ready)
-		return err == nil && st.State == grant.StateReady
-	})
-	inside("meow")
-	for path, want := range map[string]string{
-		"/healthz": "ok", "/readyz": "ok", "/metrics": "datalayer_mount_gateway_granted_total 1\n", "/gateway": `"source": "datasets/cats"`,
-	} {
-		if status, body := a.get(path); status != http.StatusOK || !strings.Contains(body, want) {
-			t.Errorf("%s: %d %s", path, status, body)
-		}
-	}
-	if status := a.stop(); status != 0 {
-		t.Errorf("the agent ended with status %d", status)
-	}
-	inside("meow")
-	if log, _ := a.log.now(); strings.Contains(log, "cannot be watched") || strings.Contains(log, `"level":"ERROR"`) {
-		t.Errorf("the agent complains:\n%s", log)
-	}
-
-	b := start(t, node, config)
-	annotate(t, client, nil, func(ready *string) bool { return ready == nil })
-	inside("")
-	if status := b.stop(); status != 0 {
-		t.Errorf("the second agent ended with status %d", status)
-	}
-}
-
-func TestOnANodeThatCannotMountTheAgentRunsAndIsNotReady(t *testing.T) {
-	node, err := simnode.New(simnode.Options{Private: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := node.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	_, config := cluster(t)
-	a := start(t, node, config)
-	a.says("watching the node's pods")
-	if status, body := a.get("/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "make-rshared") {
-		t.Errorf("/readyz: %d %s", status, body)
-	}
-	if status, body := a.get("/healthz"); status != http.StatusOK {
-		t.Errorf("/healthz: %d %s", status, body)
-	}
-	if status, body := a.get("/gateway"); status != http.StatusOK || !strings.Contains(body, "make-rshared") || !json.Valid([]byte(body)) {
-		t.Errorf("/gateway: %d %s", status, body)
-	}
-	if status := a.stop(); status != 0 {
-		t.Errorf("the agent ended with status %d", status)
-	}
-}
-
-func TestWithoutTheAPITheAgentRunsAndIsNotReady(t *testing.T) {
-	node, err := simnode.New(simnode.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := node.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	a := start(t, node, kubeconfig(t, "http://127.0.0.1:"+freePort(t)))
-	a.says("cannot be watched")
-	if status, body := a.get("/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "not been listed") {
-		t.Errorf("/readyz: %d %s", status, body)
-	}
-	if status, body := a.get("/healthz"); status != http.StatusOK {
-		t.Errorf("/healthz: %d %s", status, body)
-	}
-	began := time.Now()
-	if status := a.stop(); status != 0 {
-		t.Errorf("the agent ended with status %d", status)
-	}
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("it took %v to stop", took)
-	}
-}
-
-func TestASecondSignalEndsTheProcessAtOnce(t *testing.T) {
-	a := &agentProcess{t: t, done: make(chan struct{})}
-	a.cmd = exec.Command("/proc/self/exe")
-	a.cmd.Env = append(os.Environ(), stuckEnv+"=1")
-	a.cmd.Stderr = &a.log
-	a.run()
-	a.says("started")
-	if err := a.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	a.says("stopping")
-	if status := a.stop(); status != exitError {
-		t.Errorf("the second signal ended it with status %d", status)
-	}
-}
-
-// stuck is a command that does not end with its context.
-func stuck() {
-	ctx, _ := untilSignal()
-	fmt.Fprintln(os.Stderr, "started")
-	<-ctx.Done()
-	fmt.Fprintln(os.Stderr, "stopping")
-	select {}
 }

@@ -123,11 +123,22 @@ func (d *Dir) Mkdir(name string, mode uint32) error {
 	if errors.Is(err, unix.EEXIST) {
 		return nil
 	}
-	if err == nil {
-		err = unix.Fchmodat(d.fd, name, mode, 0)
-	}
 	if err != nil {
 		return &fs.PathError{Op: "mkdirat", Path: full, Err: err}
+	}
+	sub, err := d.Open(name)
+	if err != nil {
+		return err
+	}
+	defer sub.Close()
+	return sub.chmod(mode)
+}
+
+// chmod sets the mode of d itself. fchmod does not take an O_PATH descriptor;
+// its /proc name leads to the same inode without resolving anything again.
+func (d *Dir) chmod(mode uint32) error {
+	if err := unix.Fchmodat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", d.fd), mode, 0); err != nil {
+		return &fs.PathError{Op: "fchmod", Path: d.path, Err: err}
 	}
 	return nil
 }

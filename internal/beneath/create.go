@@ -55,16 +55,21 @@ func (d *Dir) Create(rel string, owner Owner) (*Dir, error) {
 
 func (d *Dir) openOrMake(name string, owner Owner) (*Dir, error) {
 	sub, err := d.Open(name)
+	made := false
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := unix.Mkdirat(d.fd, name, halfMade); err != nil && !errors.Is(err, unix.EEXIST) {
+		err := unix.Mkdirat(d.fd, name, halfMade)
+		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return nil, &fs.PathError{Op: "mkdirat", Path: path.Join(d.path, name), Err: err}
 		}
+		made = err == nil
 		sub, err = d.Open(name)
-	}
-	if err != nil {
+		if err != nil {
+			return nil, err
+		}
+	} else if err != nil {
 		return nil, err
 	}
-	if err := sub.finishIfHalfMade(owner); err != nil {
+	if err := sub.finish(owner, made); err != nil {
 		sub.Close()
 		if errors.Is(err, ErrNotWritable) {
 			// Only an empty folder goes: a full one answers ENOTEMPTY.
@@ -75,21 +80,29 @@ func (d *Dir) openOrMake(name string, owner Owner) (*Dir, error) {
 	return sub, nil
 }
 
-// finishIfHalfMade gives a half-made folder to its owner, mode last, so that
-// the mark stays until everything else is done. Any other folder is left alone.
-func (d *Dir) finishIfHalfMade(owner Owner) error {
+// finish gives a half-made folder to its owner, mode last, so that the mark
+// stays until everything else is done. Any other folder is left alone: also one
+// that we have just made, where it does not have the mode we gave it (the
+// storage sets modes itself, another node has finished it, or somebody has put
+// his own in its place). Such a one must only be writable.
+func (d *Dir) finish(owner Owner, made bool) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(d.fd, "", &st, unix.AT_EMPTY_PATH); err != nil {
 		return &fs.PathError{Op: "fstat", Path: d.path, Err: err}
 	}
-	if st.Mode&0o7777 != halfMade {
+	// In a set-gid folder a new one is born set-gid.
+	if st.Mode&0o7777&^unix.S_ISGID != halfMade {
+		if !made {
+			return nil
+		}
+		if err := d.writableBy(owner); err != nil {
+			return &fs.PathError{Op: "mkdirat", Path: d.path, Err: fmt.Errorf("%w: access: %w", ErrNotWritable, err)}
+		}
 		return nil
 	}
 	chown := unix.Fchownat(d.fd, "", owner.UID, owner.GID, unix.AT_EMPTY_PATH)
-	// fchmod does not take an O_PATH descriptor; its /proc name leads to the
-	// same inode without resolving anything again.
-	if err := unix.Fchmodat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", d.fd), HomeMode, 0); err != nil {
-		return &fs.PathError{Op: "fchmod", Path: d.path, Err: fmt.Errorf("%w: %w", ErrNotWritable, err)}
+	if err := d.chmod(HomeMode); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotWritable, err)
 	}
 	if chown == nil {
 		return nil

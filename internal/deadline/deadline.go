@@ -19,50 +19,50 @@ import (
 // asked because too many earlier calls to it have not come back.
 var ErrHung = errors.New("the storage does not answer")
 
-// Key is something that threads are lost to, and how many it may have at once.
+// Key is something that calls hang on, and how many may be lost to it before it
+// is called hung without being asked. Calls that are under way and still in
+// time do not count: they may overshoot the limit together, once.
 type Key struct {
 	Name  string
 	Limit int
 }
 
-// Budget counts the calls that are under way, by key. The zero value is ready.
+// Budget counts the lost calls, by key. The zero value is ready.
 type Budget struct {
-	mu   sync.Mutex
-	busy map[string]int
+	mu    sync.Mutex
+	lost  map[string]int
+	total int
 }
 
 // Lost is how many calls have outlived their bound and not come back yet.
 func (b *Budget) Lost() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.busy[lostKey]
+	return b.total
 }
 
-const lostKey = ""
-
-func (b *Budget) take(keys []Key) error {
+func (b *Budget) check(keys []Key) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.busy == nil {
-		b.busy = make(map[string]int)
-	}
 	for _, k := range keys {
-		if b.busy[k.Name] >= k.Limit {
-			return fmt.Errorf("%w: %d earlier calls have not come back", ErrHung, b.busy[k.Name])
+		if n := b.lost[k.Name]; n >= k.Limit {
+			return fmt.Errorf("%w: %d earlier calls have not come back", ErrHung, n)
 		}
-	}
-	for _, k := range keys {
-		b.busy[k.Name]++
 	}
 	return nil
 }
 
-func (b *Budget) give(keys []Key) {
+// count adds one lost call (1) or takes one back (-1).
+func (b *Budget) count(keys []Key, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.lost == nil {
+		b.lost = make(map[string]int)
+	}
+	b.total += n
 	for _, k := range keys {
-		if b.busy[k.Name]--; b.busy[k.Name] <= 0 {
-			delete(b.busy, k.Name)
+		if b.lost[k.Name] += n; b.lost[k.Name] == 0 {
+			delete(b.lost, k.Name)
 		}
 	}
 }
@@ -72,7 +72,7 @@ func (b *Budget) give(keys []Key) {
 // which releases what it holds; discard may be nil.
 func Do[T any](ctx context.Context, b *Budget, bound time.Duration, call func() (T, error), discard func(T), keys ...Key) (T, error) {
 	var none T
-	if err := b.take(keys); err != nil {
+	if err := b.check(keys); err != nil {
 		return none, err
 	}
 	type result struct {
@@ -81,7 +81,6 @@ func Do[T any](ctx context.Context, b *Budget, bound time.Duration, call func() 
 	}
 	done := make(chan result, 1)
 	go func() {
-		defer b.give(keys)
 		v, err := call()
 		done <- result{v, err}
 	}()
@@ -96,22 +95,13 @@ func Do[T any](ctx context.Context, b *Budget, bound time.Duration, call func() 
 	case <-ctx.Done():
 		late = ctx.Err()
 	}
-	b.reap(func() {
-		if r := <-done; r.err == nil && discard != nil {
+	b.count(keys, 1)
+	go func() {
+		r := <-done
+		b.count(keys, -1)
+		if r.err == nil && discard != nil {
 			discard(r.value)
 		}
-	})
-	return none, late
-}
-
-// reap waits for a lost call in the background.
-func (b *Budget) reap(wait func()) {
-	lost := []Key{{Name: lostKey}}
-	b.mu.Lock()
-	b.busy[lostKey]++
-	b.mu.Unlock()
-	go func() {
-		wait()
-		b.give(lost)
 	}()
+	return none, late
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
+	"github.com/datalayer/node-mounts/internal/proof"
 )
 
 // Delivery makes the mounts of the kinds it serves.
@@ -27,8 +28,9 @@ type Delivery interface {
 	Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mnt.Record, error)
 
 	// Undo takes the mount away again. It is bounded, and right to call for a
-	// mount that is half made or already gone.
-	Undo(ctx context.Context, tree *beneath.Dir, target string) (Undone, error)
+	// mount that is half made or already gone. That it succeeds does not say that
+	// no process has it any more.
+	Undo(ctx context.Context, tree *beneath.Dir, target string) error
 
 	// Usable says why nothing can be delivered on this node now, nil when
 	// something can.
@@ -36,13 +38,6 @@ type Delivery interface {
 
 	// Alive asks the storage of a standing mount whether it still answers.
 	Alive(ctx context.Context, tree *beneath.Dir, target string) error
-}
-
-// Undone says how a mount went.
-type Undone struct {
-	// Lazily: it was detached although the kernel called it busy, so a process
-	// may still have it.
-	Lazily bool
 }
 
 // ErrClaimMissing says that the shared claim is not mounted where the agent
@@ -74,6 +69,8 @@ func Explain(err error) (grant.Code, string) {
 		return grant.CodeMountFailed, "another mount stands at the target: the agent looks again by itself"
 	case errors.Is(err, deadline.ErrHung):
 		return grant.CodeMountFailed, "the storage does not answer: the agent goes on trying"
+	case errors.Is(err, proof.ErrDeleted):
+		return grant.CodeMountFailed, proof.ErrDeleted.Error() + ": revoke it, and grant it again"
 	case errors.Is(err, fs.ErrNotExist):
 		return grant.CodeMountFailed, "the source does not exist: create it, or grant another one"
 	}

@@ -72,11 +72,19 @@ type Entry struct {
 type Held struct {
 	Target string     `json:"target"`
 	Record mnt.Record `json:"record"`
-	// IDs are the mountinfo ids of its copies, by mount namespace.
+	// Nested are the mounts that stood beneath it: device and root only.
+	Nested []mnt.Record `json:"nested,omitempty"`
+	// IDs are the mountinfo ids that its copies, and the mounts beneath them, had
+	// while they stood, by mount namespace.
 	IDs map[uint64][]int `json:"ids,omitempty"`
+	// Blind: they could not be looked at, so IDs are not all of them.
+	Blind bool `json:"blind,omitempty"`
 	// Why says what holds it, or why that cannot be told.
 	Why string `json:"why"`
 }
+
+// Records are the mount's own and those of the mounts that stood beneath it.
+func (h Held) Records() []mnt.Record { return append([]mnt.Record{h.Record}, h.Nested...) }
 
 // Ref names the Pod.
 func (p *Pod) Ref() plan.Ref {

@@ -184,8 +184,8 @@ func TestARefusedAnswerSaysWhetherToLookAgainOrThatThePodIsGone(t *testing.T) {
 				t.Fatal("the answer was written")
 			}
 			for _, sentinel := range []error{agent.ErrConflict, agent.ErrGone} {
-				if errors.Is(err, sentinel) != (sentinel == c.want) {
-					t.Errorf("errors.Is(%v, %v) = %v", err, sentinel, !(sentinel == c.want))
+				if got, want := errors.Is(err, sentinel), errors.Is(c.want, sentinel); got != want {
+					t.Errorf("errors.Is(%v, %v) = %v", err, sentinel, got)
 				}
 			}
 			if now, err := client.CoreV1().Pods("runtimes").Get(ctx, "sandbox", metav1.GetOptions{}); err == nil {

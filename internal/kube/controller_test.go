@@ -433,6 +433,27 @@ func TestStoppingWaitsForThePassesInFlightAndBeginsNone(t *testing.T) {
 	})
 }
 
+func TestAPodThatIsEnqueuedWhileTheControllerStopsHasNoPass(t *testing.T) {
+	client := newAPI(t)
+	r := &reconciler{}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		c := newController(t, client, io.Discard)
+		done := make(chan error, 1)
+		go func() { done <- c.Run(ctx, r) }()
+		synctest.Wait()
+		cancel()
+		c.Enqueue("uid-1") // most often before Run has noticed
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if got := r.uids(); got != nil {
+			t.Errorf("reconciled %v", got)
+		}
+	})
+}
+
 func TestAControllerNeedsToKnowItsNode(t *testing.T) {
 	good := Config{Client: newAPI(t), Node: testNode, Names: testNames(), Volume: testVolume, Log: slog.New(slog.DiscardHandler)}
 	if _, err := New(good); err != nil {

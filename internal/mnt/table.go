@@ -113,6 +113,14 @@ func (r Record) Matches(m Mount) bool {
 	return m.Dev == r.Dev && m.Root == r.Root && m.Flags&r.Flags == r.Flags
 }
 
+// Covers tells whether m is a mount of the folder that r recorded, or of one in
+// it. One that has been deleted since is still covered: mountinfo says
+// "root//deleted".
+func (r Record) Covers(m Mount) bool {
+	const deleted = "//deleted"
+	return m.Dev == r.Dev && Within(strings.TrimSuffix(r.Root, deleted), strings.TrimSuffix(m.Root, deleted))
+}
+
 // Mount is one line of a mount table.
 type Mount struct {
 	ID, Parent int // mountinfo ids: reused once the mount is gone

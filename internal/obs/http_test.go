@@ -25,7 +25,13 @@ func deps() Deps {
 
 type ask struct{ method, path, remote, host, accept string }
 
-func (a ask) of(h http.Handler) *http.Response {
+type reply struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (a ask) of(h http.Handler) reply {
 	method := a.method
 	if method == "" {
 		method = http.MethodGet
@@ -41,25 +47,15 @@ func (a ask) of(h http.Handler) *http.Response {
 	r.Header.Set("Accept", a.accept)
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
-	return w.Result()
-}
-
-func text(t *testing.T, r *http.Response) string {
-	t.Helper()
-	defer r.Body.Close()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
+	return reply{w.Code, w.Header(), w.Body.String()}
 }
 
 func TestHealthAndReadinessSayWhatIsWrong(t *testing.T) {
 	h := Handler(deps())
 	for _, path := range []string{"/healthz", "/readyz"} {
 		r := ask{path: path, remote: "10.0.0.1:80", host: "10.0.0.9:9808"}.of(h)
-		if body := text(t, r); r.StatusCode != http.StatusOK || body != "ok\n" {
-			t.Errorf("%s: %d %q", path, r.StatusCode, body)
+		if body := r.body; r.status != http.StatusOK || body != "ok\n" {
+			t.Errorf("%s: %d %q", path, r.status, body)
 		}
 	}
 	d := deps()
@@ -68,8 +64,8 @@ func TestHealthAndReadinessSayWhatIsWrong(t *testing.T) {
 	h = Handler(d)
 	for path, why := range map[string]string{"/healthz": "the loop stands still", "/readyz": "the kubelet directory is private"} {
 		r := ask{path: path}.of(h)
-		if body := text(t, r); r.StatusCode != http.StatusServiceUnavailable || strings.TrimSpace(body) != why {
-			t.Errorf("%s: %d %q", path, r.StatusCode, body)
+		if body := r.body; r.status != http.StatusServiceUnavailable || strings.TrimSpace(body) != why {
+			t.Errorf("%s: %d %q", path, r.status, body)
 		}
 	}
 }
@@ -78,9 +74,9 @@ func TestMetricsAreServedAsTextWhateverIsAskedFor(t *testing.T) {
 	h := Handler(deps())
 	for _, accept := range []string{"", "*/*", "application/openmetrics-text; version=1.0.0,text/plain;q=0.5"} {
 		r := ask{path: "/metrics", remote: "10.0.0.1:80", host: "10.0.0.9:9808", accept: accept}.of(h)
-		body := text(t, r)
-		if r.StatusCode != http.StatusOK || !strings.HasPrefix(r.Header.Get("Content-Type"), "text/plain") {
-			t.Errorf("accepting %q: %d %s", accept, r.StatusCode, r.Header.Get("Content-Type"))
+		body := r.body
+		if r.status != http.StatusOK || !strings.HasPrefix(r.header.Get("Content-Type"), "text/plain") {
+			t.Errorf("accepting %q: %d %s", accept, r.status, r.header.Get("Content-Type"))
 		}
 		for _, line := range []string{
 			"datalayer_mount_gateway_leaked_total 0\n", "datalayer_mount_gateway_leaked 0\n",
@@ -123,15 +119,15 @@ func TestTheViewOfTheGatewayIsForLoopbackOnly(t *testing.T) {
 	} {
 		for _, path := range []string{"/gateway", "/mounts"} {
 			r := ask{path: path, remote: c.remote, host: c.host}.of(h)
-			body := text(t, r)
-			if r.StatusCode != c.status {
-				t.Errorf("%s from %s to %s: %d, want %d", path, c.remote, c.host, r.StatusCode, c.status)
+			body := r.body
+			if r.status != c.status {
+				t.Errorf("%s from %s to %s: %d, want %d", path, c.remote, c.host, r.status, c.status)
 			}
 			if c.status == 403 && (strings.Contains(body, "a&b") || !strings.Contains(body, "kubectl")) {
 				t.Errorf("%s: the refusal is %q", path, body)
 			}
-			if c.status == 200 && (!json.Valid([]byte(body)) || r.Header.Get("Content-Type") != "application/json") {
-				t.Errorf("%s: %s %q", path, r.Header.Get("Content-Type"), body)
+			if c.status == 200 && (!json.Valid([]byte(body)) || r.header.Get("Content-Type") != "application/json") {
+				t.Errorf("%s: %s %q", path, r.header.Get("Content-Type"), body)
 			}
 		}
 	}
@@ -149,7 +145,7 @@ func TestTheViewIsWhatTheAgentGives(t *testing.T) {
 	d.Mounts = func() any { return []string{"volume"} }
 	for path, want := range map[string]string{"/gateway": `{"pods":["<a&b>"]}`, "/mounts": `["volume"]`} {
 		var got, expected any
-		if err := json.Unmarshal([]byte(text(t, ask{path: path}.of(Handler(d)))), &got); err != nil {
+		if err := json.Unmarshal([]byte(ask{path: path}.of(Handler(d)).body), &got); err != nil {
 			t.Fatal(err)
 		}
 		if err := json.Unmarshal([]byte(want), &expected); err != nil {
@@ -161,12 +157,12 @@ func TestTheViewIsWhatTheAgentGives(t *testing.T) {
 			t.Errorf("%s: %s, want %s", path, g, e)
 		}
 	}
-	if body := text(t, ask{path: "/mounts"}.of(Handler(deps()))); strings.TrimSpace(body) != "[]" {
+	if body := (ask{path: "/mounts"}).of(Handler(deps())).body; strings.TrimSpace(body) != "[]" {
 		t.Errorf("without a CSI driver /mounts is %q", body)
 	}
 	d.Gateway = func() any { return func() {} }
-	if r := (ask{path: "/gateway"}).of(Handler(d)); r.StatusCode != http.StatusInternalServerError {
-		t.Errorf("a value that does not encode: %d", r.StatusCode)
+	if r := (ask{path: "/gateway"}).of(Handler(d)); r.status != http.StatusInternalServerError {
+		t.Errorf("a value that does not encode: %d", r.status)
 	}
 }
 
@@ -175,17 +171,17 @@ func TestNothingButReadingIsAnswered(t *testing.T) {
 	for _, path := range []string{"/healthz", "/readyz", "/metrics", "/gateway", "/mounts"} {
 		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch, http.MethodOptions, http.MethodConnect, "NONSENSE"} {
 			r := ask{method: method, path: path}.of(h)
-			if r.StatusCode != http.StatusMethodNotAllowed || r.Header.Get("Allow") != "GET, HEAD" {
-				t.Errorf("%s %s: %d, allow %q", method, path, r.StatusCode, r.Header.Get("Allow"))
+			if r.status != http.StatusMethodNotAllowed || r.header.Get("Allow") != "GET, HEAD" {
+				t.Errorf("%s %s: %d, allow %q", method, path, r.status, r.header.Get("Allow"))
 			}
 		}
-		if r := (ask{method: http.MethodHead, path: path}).of(h); r.StatusCode != http.StatusOK {
-			t.Errorf("HEAD %s: %d", path, r.StatusCode)
+		if r := (ask{method: http.MethodHead, path: path}).of(h); r.status != http.StatusOK {
+			t.Errorf("HEAD %s: %d", path, r.status)
 		}
 	}
 	for _, path := range []string{"/", "/nothing", "/debug/pprof/", "/gateway/x", "/metrics/"} {
-		if r := (ask{path: path}).of(h); r.StatusCode != http.StatusNotFound {
-			t.Errorf("%s: %d", path, r.StatusCode)
+		if r := (ask{path: path}).of(h); r.status != http.StatusNotFound {
+			t.Errorf("%s: %d", path, r.status)
 		}
 	}
 }
@@ -202,19 +198,33 @@ func TestAServerAnswersOverARealConnectionAndBoundsItsClients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if body := text(t, r); r.StatusCode != http.StatusOK || !strings.Contains(body, "pods") {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Body.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if r.StatusCode != http.StatusOK || !strings.Contains(string(body), "pods") {
 		t.Errorf("%d %q", r.StatusCode, body)
 	}
 	conn, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	defer func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
 	if _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "+strings.Repeat("x", 64<<10)+"\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
 	big, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := big.Body.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if big.StatusCode != http.StatusRequestHeaderFieldsTooLarge {

@@ -126,7 +126,7 @@ func mapFile(path string) error {
 
 // nest ends with the working directory in the innermost.
 func nest(name string) error {
-	for range 400 {
+	for range 1200 {
 		if err := errors.Join(unix.Mkdir(name, 0o755), unix.Chdir(name)); err != nil {
 			return err
 		}
@@ -246,7 +246,7 @@ func start(t *testing.T, attr *syscall.SysProcAttr, script ...string) *running {
 	t.Cleanup(c.end)
 	for out := bufio.NewScanner(stdout); ; c.said = append(c.said, out.Text()) {
 		if !out.Scan() {
-			t.Fatalf("child %q: %q", script, c.said)
+			t.Fatalf("child: %q", c.said)
 		}
 		if out.Text() == "ready" {
 			break

@@ -97,7 +97,7 @@ func (f *Finder) Copies(ps []Process, dev mnt.Dev, root string) ([]Copy, error) 
 // within compares roots by whole components.
 func within(dir, root string) bool {
 	const deleted = "//deleted"
-	dir, root = strings.TrimSuffix(dir, deleted), path.Clean(strings.TrimSuffix(root, deleted))
+	root = path.Clean(strings.TrimSuffix(root, deleted))
 	return dir == root || root == "/" || strings.HasPrefix(dir, root+"/")
 }
 
@@ -195,19 +195,20 @@ func onLostThread(call func() error) error {
 }
 
 // boundedFields passes a mount table on with every field cut to fieldLimit, so
-// that no line is longer than a line reader takes. A mount's root has no limit:
-// directories can be nested beyond PATH_MAX and bound from within, by anybody,
-// and one such line must not make a whole table unreadable. The fields that
-// tell mounts apart are short, or told apart by how they begin.
+// that a line cannot be longer than the parser of it takes. A mount's root has no
+// limit (1.2 MiB were seen on 6.18): anybody can nest directories beyond PATH_MAX
+// and bind the innermost in a user namespace, and one such line must not make a
+// whole table unreadable. The fields that tell mounts apart are short, or differ
+// in how they begin.
 type boundedFields struct {
 	r       io.Reader
 	length  int  // of the field being passed on
 	cutting bool // the rest of it is dropped
 }
 
-// fieldLimit leaves room for two paths of PATH_MAX. A line of four such fields
-// is well below the 64 KiB of bufio.Scanner.
-const fieldLimit = 8 << 10
+// fieldLimit, in bytes, leaves room for a path of PATH_MAX with every byte
+// escaped. A line has four fields that may be long.
+const fieldLimit = 16 << 10
 
 // Read is io.Reader's.
 func (b *boundedFields) Read(p []byte) (int, error) {

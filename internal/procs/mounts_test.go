@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/iotest"
 
@@ -149,6 +150,28 @@ func TestACopyOutsideTheProcesssRootIsFound(t *testing.T) {
 	}
 }
 
+func TestACopyInAUserNamespaceOfTheTenantsOwnIsFound(t *testing.T) {
+	dir := t.TempDir()
+	check(t, os.Chmod(filepath.Dir(dir), 0o755)) // for who is nobody out here
+	in := func(name string) string { return filepath.Join(dir, name) }
+	nobody := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 65534, Size: 1}}
+	c := start(t, &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: nobody, GidMappings: nobody,
+		Credential: &syscall.Credential{NoSetGroups: true}, // root in there
+	}, copied(dir, "bind", in("src"), in("1"), "open", in("1"), "chroot", in("srcs"))...)
+	m := c.mount(t, in("1"))
+	f := New("/proc")
+	got, err := f.Copies([]Process{c.Process}, m.Dev, "/src")
+	check(t, err)
+	if !slices.Equal(points(got), points([]Copy{copyAt(c, in("1"))})) {
+		t.Errorf("got %v", points(got))
+	}
+	if held := holdingOf(t, idsAt(t, c, in("1")), c); len(held) != 1 || !strings.HasPrefix(held[0], OpenFile) {
+		t.Errorf("held: %v", held)
+	}
+}
+
 func TestACopyInANamespaceOfOneThreadIsFound(t *testing.T) {
 	dir := t.TempDir()
 	c := namespaced(t, "tmpfs", dir, "thread", "namespace", "mkdir", dir+"/1", "bind", dir, dir+"/1")
@@ -170,15 +193,16 @@ func TestACopyInANamespaceOfOneThreadIsFound(t *testing.T) {
 	}
 }
 
-func TestARootLongerThanALineReaderTakesHidesNoMount(t *testing.T) {
+func TestARootOfAnyLengthHidesNoMount(t *testing.T) {
 	dir := t.TempDir()
-	c := namespaced(t, "tmpfs", dir, "mkdir", dir+"/point", "cd", dir, "nest", strings.Repeat("n", 250), "bind", ".", dir+"/point")
+	name := strings.Repeat("\n", 250) // each shown as \012
+	c := namespaced(t, "tmpfs", dir, "mkdir", dir+"/point", "cd", dir, "nest", name, "bind", ".", dir+"/point")
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", c.PID))
 	check(t, err)
-	if !slices.ContainsFunc(strings.Split(string(raw), "\n"), func(l string) bool { return len(l) > 64<<10 }) {
+	if !slices.ContainsFunc(strings.Split(string(raw), "\n"), func(l string) bool { return len(l) > 1<<20 }) {
 		t.Fatal("no line is that long: this proves nothing")
 	}
-	got, err := New("/proc").Copies([]Process{c.Process}, c.mount(t, dir).Dev, "/"+strings.Repeat("n", 250))
+	got, err := New("/proc").Copies([]Process{c.Process}, c.mount(t, dir).Dev, "/"+name)
 	check(t, err)
 	if !slices.Equal(points(got), points([]Copy{copyAt(c, dir+"/point")})) {
 		t.Errorf("got %v", points(got))

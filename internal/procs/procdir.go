@@ -34,14 +34,15 @@ func (f *Finder) open(pid int) (procDir, error) {
 	return procDir{fd: fd, pid: pid}, err
 }
 
-// reopen opens the directory of p, and of no other process with its pid.
+// reopen opens the directory of p, and of no other process with its pid. It may
+// be a zombie, which has nothing to look at any more.
 func (f *Finder) reopen(p Process) (procDir, error) {
 	d, err := f.open(p.PID)
 	if err != nil {
 		return procDir{}, err
 	}
 	st, err := d.stat("")
-	if isGone(err) || err == nil && (st.start != p.Start || st.ended()) {
+	if isGone(err) || err == nil && st.start != p.Start {
 		err = ErrGone
 	}
 	if err != nil {
@@ -65,17 +66,12 @@ func (d procDir) members(own map[string]string) ([]member, error) {
 
 // status is what this package needs of a stat file.
 type status struct {
-	state   byte
-	threads int
-	start   uint64
+	state byte
+	start uint64
 }
 
-// ended tells whether the process does nothing any more. A first thread that
-// has exited before the others is shown as a zombie too, but counts them.
-func (s status) ended() bool { return s.exited() && s.threads <= 1 }
-
 // exited tells whether the thread has ended: Z, or X and x for one whose entry
-// is just being removed.
+// is just being removed. A process goes on in its other threads.
 func (s status) exited() bool { return s.state == 'Z' || s.state == 'X' || s.state == 'x' }
 
 // stat reads the stat file.
@@ -95,25 +91,21 @@ func (d procDir) stat(at string) (status, error) {
 
 var errStat = errors.New("unknown format of /proc/PID/stat")
 
-// parseStat reads fields 3, 20 and 22 of proc_pid_stat(5). Field 2 is a name
-// the process chose, in parentheses: it may have blanks and parentheses itself,
-// and no later field has a ")".
+// parseStat reads fields 3 and 22 of proc_pid_stat(5). Field 2 is a name the
+// process chose, in parentheses: it may have blanks and parentheses itself, and
+// no later field has a ")".
 func parseStat(b []byte) (status, error) {
 	i := bytes.LastIndexByte(b, ')')
 	fields := strings.Fields(string(b[i+1:])) // from the third on
-	const state, threads, start = 0, 17, 19
+	const state, start = 0, 19
 	if i < 0 || len(fields) <= start {
 		return status{}, errStat
-	}
-	n, err := strconv.Atoi(fields[threads])
-	if err != nil {
-		return status{}, fmt.Errorf("%w: %w", errStat, err)
 	}
 	ticks, err := strconv.ParseUint(fields[start], 10, 64)
 	if err != nil {
 		return status{}, fmt.Errorf("%w: %w", errStat, err)
 	}
-	return status{state: fields[state][0], threads: n, start: ticks}, nil
+	return status{state: fields[state][0], start: ticks}, nil
 }
 
 // mountNS reads the inode of the mount namespace, "mnt:[4026531841]".

@@ -158,14 +158,12 @@ func (f *Finder) identify(pid int, pod string, own map[string]string) (Process, 
 	if err != nil {
 		return Process{}, err
 	}
-	if st.ended() {
-		return Process{}, ErrGone
+	at, err := d.alive()
+	if err != nil {
+		return Process{}, err
 	}
 	p := Process{PID: pid, Container: ms[i].container, Start: st.start}
-	at, err := d.alive()
-	if err == nil {
-		p.MountNS, err = d.mountNS(at)
-	}
+	p.MountNS, err = d.mountNS(at)
 	if isGone(err) {
 		return Process{}, ErrGone
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strconv"
 	"time"
@@ -18,6 +19,10 @@ import (
 
 // ErrNotAMount says that a plain directory stands where a mount should.
 var ErrNotAMount = errors.New("the mount is not there")
+
+// ErrDeleted says that the mounted folder was deleted on its storage. The mount
+// stands; nothing can be read or made in it.
+var ErrDeleted = errors.New("the folder was deleted while it was mounted")
 
 // Storage asks mounts in a tree whether their storage answers.
 type Storage struct {
@@ -59,8 +64,12 @@ func (s *Storage) answers(tree *beneath.Dir, target string, rec *mnt.Record) err
 		return err
 	}
 	defer f.Close()
-	if _, err := f.ReadDir(1); err != nil && !errors.Is(err, io.EOF) {
-		return err
+	_, err = f.ReadDir(1)
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: %w", ErrDeleted, err)
 	}
-	return nil
+	return err
 }

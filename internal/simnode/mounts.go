@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -41,6 +42,7 @@ var errParent = errors.New("mounts stand beneath it")
 // first. Each round reads the table anew: with one mount its copies elsewhere in
 // the table go as well, and mounts that others hid become reachable.
 func unmountBelow(dir string) error {
+	end := time.Now().Add(time.Second)
 	for {
 		ms, err := mountsOf(os.Getpid())
 		if err != nil {
@@ -67,9 +69,15 @@ func unmountBelow(dir string) error {
 			}
 			stuck = append(stuck, fmt.Sprintf("%s (%s, root %s, %s): %v", m.Point, m.FSType, m.Root, m.Flags, err))
 		}
-		if !progress {
+		if progress {
+			continue
+		}
+		// A child that is being started has our descriptors until it executes its
+		// program, and a mount is busy for that long.
+		if time.Now().After(end) {
 			return detach(dir, stuck)
 		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

@@ -42,6 +42,8 @@ type Node struct {
 	BootID string
 	Policy plan.Policy
 	Bound  time.Duration
+	// Processes looks through /proc unless it is replaced before Restart.
+	Processes agent.Processes
 	// Metrics and Budget are the running agent's.
 	Metrics *obs.Recorder
 	Budget  *deadline.Budget
@@ -67,10 +69,10 @@ func NewNodeWith(t testing.TB, o simnode.Options) *Node {
 	n := &Node{
 		Node: sim, T: t, API: NewAPI(), Table: &mnt.Kernel{}, Clock: clock.RealClock{},
 		BootID: "boot-1", Policy: agent.DefaultPolicy(NodeName), Bound: 5 * time.Second,
-		salt: fmt.Sprintf("-%08x", rand.Uint32()),
+		Processes: procs.New("/proc"), salt: fmt.Sprintf("-%08x", rand.Uint32()),
 	}
 	t.Cleanup(func() {
-		n.stopAgent()
+		n.StopAgent()
 		if err := sim.Close(); err != nil {
 			t.Errorf("closing the node: %v", err)
 		}
@@ -79,7 +81,8 @@ func NewNodeWith(t testing.TB, o simnode.Options) *Node {
 	return n
 }
 
-func (n *Node) stopAgent() {
+// StopAgent ends the agent as its death would: every mount is left standing.
+func (n *Node) StopAgent() {
 	if n.stop != nil {
 		n.stop()
 		n.Agent.Close()
@@ -91,7 +94,7 @@ func (n *Node) stopAgent() {
 // journal and the mount table is passed on.
 func (n *Node) Restart() {
 	n.T.Helper()
-	n.stopAgent()
+	n.StopAgent()
 	ctx, cancel := context.WithCancel(context.Background())
 	n.stop = cancel
 	n.Metrics, n.Budget = obs.NewRecorder("test", "test"), &deadline.Budget{}
@@ -99,7 +102,7 @@ func (n *Node) Restart() {
 	n.Agent, err = agent.New(ctx, agent.Config{
 		Claim:  agent.Claim{Path: n.Claim, Owner: beneath.Owner{UID: 1000, GID: 100}, Bound: n.Bound},
 		Policy: n.Policy, Root: n.Root, Kubelet: n.Kubelet, BootID: n.BootID,
-		Table: n.Table, Processes: procs.New("/proc"), API: n.API, Budget: n.Budget,
+		Table: n.Table, Processes: n.Processes, API: n.API, Budget: n.Budget,
 		Metrics: n.Metrics, Clock: n.Clock, Log: slog.New(slog.NewTextHandler(logWriter{n.T}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {

@@ -95,6 +95,9 @@ func atTellsApart(t *testing.T, p *pod) {
 	equal(t, "id of the tree", place(p.tree).ID, p.record.ID)
 	equal(t, "id of the grant", place(granted).ID, rec.ID)
 	equal(t, "device of the grant", place(granted).Dev, place(source).Dev)
+	if root := place(granted).Root; root != "" { // Linux 6.8
+		equal(t, "root of the grant", root, rec.Root)
+	}
 	equal(t, "inode of the grant", place(granted).Inode, place(source).Inode)
 	if place(source).ID == place(granted).ID && rec.ID != 0 {
 		t.Error("the grant has the id of the mount it was copied from")
@@ -130,6 +133,7 @@ func grantCases() []conformCase {
 		{"what is mounted beneath the source later stays out of the grant", sourceIsCutOff},
 		{"a second mount on a taken target is refused", takenTarget},
 		{"a record names the mount that the table lists, whatever its name", recordsMatch},
+		{"a grant is known by its source's inode after the source was renamed", renamedSource},
 		{"ten grants stand beside each other", manyGrants},
 	}
 }
@@ -213,6 +217,29 @@ func recordsMatch(t *testing.T, p *pod) {
 		equal(t, "root", rec.Root, m.Root)
 		equal(t, "last name of root", path.Base(rec.Root), name)
 		noErr(t, p.table.Unmount(p.tree, "target", false))
+	}
+}
+
+func renamedSource(t *testing.T, p *pod) {
+	rec := p.grant(t, sourceDir, "alice", rw)
+	other := p.grant(t, "home/bob", "bob", rw)
+	full := path.Join(p.Claim(), sourceDir)
+	noErr(t, os.Rename(full, full+".old"))
+	granted, err := p.tree.Open("alice")
+	noErr(t, err)
+	defer granted.Close()
+	place, err := p.table.At(granted)
+	noErr(t, err)
+	if !rec.SameAs(place) || other.SameAs(place) {
+		t.Errorf("%+v is at %+v, and not %+v", rec, place, other)
+	}
+	plain, err := p.claim.Open("home")
+	noErr(t, err)
+	defer plain.Close()
+	place, err = p.table.At(plain)
+	noErr(t, err)
+	if rec.SameAs(place) {
+		t.Errorf("a plain directory %+v is taken for the grant", place)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/datalayer/node-mounts/internal/mnt"
 )
 
@@ -15,6 +17,13 @@ type filesystem struct {
 	kind    string // "tmpfs", "ext4"
 	source  string
 	backing string
+}
+
+// inode is the inode of a directory of fs, as it is on the disk.
+func (fs *filesystem) inode(dir string) (uint64, error) {
+	var st unix.Stat_t
+	err := unix.Stat(path.Join(fs.backing, dir), &st)
+	return st.Ino, err
 }
 
 // group is a peer group. Its members receive each other's mounts, and its
@@ -36,6 +45,7 @@ type mount struct {
 	children []*mount
 	fs       *filesystem
 	root     string // the directory of fs that shows at the mount point
+	inode    uint64 // of that directory, whatever becomes of its name
 	flags    mnt.Flags
 	peer     *group
 	master   *group
@@ -113,6 +123,9 @@ func (m *mount) tree() []*mount {
 // them. They are attached nowhere.
 func (t *Table) cloneTree(m *mount, root string) *mount {
 	c := t.newMount(m.fs, root)
+	if root == m.root {
+		c.inode = m.inode
+	}
 	c.flags, c.master = m.flags, m.master
 	if m.peer != nil {
 		m.peer.join(c)
@@ -130,6 +143,7 @@ func (t *Table) cloneTree(m *mount, root string) *mount {
 func (t *Table) newMount(fs *filesystem, root string) *mount {
 	t.lastID++
 	m := &mount{id: t.lastID, fs: fs, root: root}
+	m.inode, _ = fs.inode(root)
 	t.mounts = append(t.mounts, m)
 	return m
 }

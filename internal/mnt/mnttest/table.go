@@ -159,19 +159,14 @@ func (t *Table) At(dir *beneath.Dir) (mnt.Place, error) {
 		return mnt.Place{}, fmt.Errorf("statx %s: %w", dir.Path(), err)
 	}
 	m, in := t.node.resolve(dir.Path())
-	p := mnt.Place{
-		Dev: m.fs.dev, ID: m.uniqueID(),
-		MountRoot: in == m.root,
+	p := mnt.Place{Dev: m.fs.dev, Root: m.root, ID: m.uniqueID(), MountRoot: in == m.root, Inode: m.inode}
+	if p.MountRoot {
+		return p, nil
 	}
-	var st unix.Stat_t
-	err := unix.Stat(path.Join(m.fs.backing, in), &st)
-	if err != nil {
-		err = unix.Fstatat(dir.Fd(), "", &st, unix.AT_EMPTY_PATH)
-	}
-	if err != nil {
+	var err error
+	if p.Inode, err = m.fs.inode(in); err != nil {
 		return mnt.Place{}, fmt.Errorf("statx %s: %w", dir.Path(), err)
 	}
-	p.Inode = st.Ino
 	return p, nil
 }
 
@@ -354,5 +349,5 @@ func (t *Table) failed(err error) error {
 func (m *mount) uniqueID() uint64 { return uniqueIDs + uint64(m.id) }
 
 func (m *mount) record(flags mnt.Flags) mnt.Record {
-	return mnt.Record{Dev: m.fs.dev, Root: m.root, Flags: flags, ID: m.uniqueID()}
+	return mnt.Record{Dev: m.fs.dev, Root: m.root, Inode: m.inode, Flags: flags, ID: m.uniqueID()}
 }
