@@ -53,14 +53,10 @@ func (a *Agent) prove(ctx context.Context, s *podState, p plan.Pod, tree *beneat
 	return s.look(views, failed), nil
 }
 
-// current is the record under the name that the mount's root has now: a folder
-// may be renamed while it is mounted.
+// current is the record under the name that the mount's root has now.
 func (a *Agent) current(ctx context.Context, tree *beneath.Dir, target string, rec mnt.Record) mnt.Record {
-	place, err := a.placeOf(ctx, tree, target)
-	if err == nil && place.Root != "" && rec.SameAs(place) {
-		rec.Root = place.Root
-	}
-	return rec
+	place, _ := a.placeOf(ctx, tree, target) // not the same folder, where it fails
+	return rec.Now(place)
 }
 
 // placeOf says what stands at target, with a deadline: entering an NFS mount may

@@ -11,6 +11,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/journal"
+	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
 )
 
@@ -38,70 +39,98 @@ func (a *Agent) revokeAll(ctx context.Context, s *podState, p plan.Pod, targets 
 		return err
 	}
 	defer tree.Close()
-	results := make([]revoked, len(targets))
-	var wg sync.WaitGroup
-	for i, t := range targets {
-		wg.Go(func() { results[i] = a.revoke(ctx, s, p, tree, *s.j.Find(t)) })
+	return a.revokeFrom(ctx, s, p, tree, targets)
+}
+
+// revokeFrom undoes the mounts, then looks for who still has them: success of
+// umount is no proof that nobody does. All are undone before anybody is looked
+// for, or two of one source would be taken for copies of each other.
+func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string) error {
+	taken := a.recognise(ctx, lookAt(s, p), a.records(ctx, s, tree, targets))
+	// Before the mounts go, in the journal: an agent that is killed in between
+	// would not know any more what to look for.
+	before := slices.DeleteFunc(s.j.Held, func(h journal.Held) bool {
+		return slices.ContainsFunc(taken, func(t journal.Held) bool { return t.Target == h.Target && t.Record == h.Record })
+	})
+	s.j.Held = slices.Concat(before, taken)
+	if err := a.save(s); err != nil {
+		return err
 	}
-	wg.Wait()
-	var errs []error
-	for i, r := range results {
-		errs = append(errs, a.settleRevoked(s, targets[i], r))
+	errs := a.undoAll(ctx, s, tree, targets)
+	taken = slices.DeleteFunc(taken, func(h journal.Held) bool { return s.j.Find(h.Target) != nil })
+	s.j.Held = before
+	for i, why := range a.holders(ctx, lookAt(s, p), taken) {
+		if taken[i].Why = why; why == "" {
+			a.Metrics.Revoked()
+			a.Log.Info("revoked", "pod", s.j.Ref(), "target", taken[i].Target)
+			continue
+		}
+		s.j.Held = append(s.j.Held, taken[i])
+		a.Metrics.Leaked()
+		a.Log.Error("mount is held", "pod", s.j.Ref(), "target", taken[i].Target, "why", why)
 	}
 	return errors.Join(append(errs, a.save(s))...)
 }
 
-// revoked is what came of one revocation.
-type revoked struct {
-	held *journal.Held
-	err  error
+// records are what the mounts are known by: what the journal has, under the name
+// that the folder has now, or else what stands there.
+func (a *Agent) records(ctx context.Context, s *podState, tree *beneath.Dir, targets []string) []journal.Held {
+	records := make([]journal.Held, len(targets))
+	var wg sync.WaitGroup
+	for i, t := range targets {
+		records[i].Target = t
+		known := s.j.Find(t).Record
+		wg.Go(func() {
+			place, err := a.placeOf(ctx, tree, t)
+			switch {
+			case known != nil:
+				records[i].Record = known.Now(place)
+			case err == nil && place.MountRoot:
+				records[i].Record = mnt.Record{Dev: place.Dev, Root: place.Root, Inode: place.Inode}
+			}
+		})
+	}
+	wg.Wait()
+	return slices.DeleteFunc(records, func(h journal.Held) bool { return h.Record == mnt.Record{} })
 }
 
-// revoke undoes one mount, then looks for who still has it: success of umount is
-// no proof that nobody does. Passes read s only; nothing in it changes here.
-func (a *Agent) revoke(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, e journal.Entry) revoked {
-	info, _ := e.Identity.Kind.Info()
-	d, ok := a.by[info.Delivery]
-	if !ok {
-		return revoked{err: fmt.Errorf("no delivery takes away a mount of the kind %q", e.Identity.Kind)}
+// undoAll undoes the mounts and drops those that went from the journal.
+func (a *Agent) undoAll(ctx context.Context, s *podState, tree *beneath.Dir, targets []string) []error {
+	errs := make([]error, len(targets))
+	var wg sync.WaitGroup
+	for i, t := range targets {
+		e := *s.j.Find(t)
+		wg.Go(func() { errs[i] = a.undo(ctx, tree, e) })
 	}
-	l := lookAt(s, p)
-	held := a.recognise(ctx, l, tree, e)
-	_, err := deadline.Do(ctx, a.Budget, undoBound, func() (struct{}, error) { return struct{}{}, d.Undo(ctx, tree, e.Target) }, nil,
-		deadline.Key{Name: "undo:" + tree.Path() + "/" + e.Target, Limit: 1})
-	if err != nil {
-		return revoked{err: fmt.Errorf("revoking %s: %w", e.Target, err)}
+	wg.Wait()
+	for i, t := range targets {
+		if errs[i] != nil {
+			a.Metrics.Leaked()
+			a.Log.Error("mount would not go", "pod", s.j.Ref(), "target", t, "error", errs[i])
+			continue
+		}
+		s.j.Drop(t)
+		for _, seen := range s.seen {
+			delete(seen, t)
+		}
 	}
-	if held == nil {
-		return revoked{}
-	}
-	if held.Why = a.holder(ctx, l, *held); held.Why == "" {
-		return revoked{}
-	}
-	return revoked{held: held}
+	return errs
 }
 
 // undoBound is how long a delivery may take to undo a mount.
 const undoBound = 2 * localBound
 
-func (a *Agent) settleRevoked(s *podState, target string, r revoked) error {
-	if r.err != nil {
-		a.Metrics.Leaked()
-		a.Log.Error("mount would not go", "pod", s.j.Ref(), "target", target, "error", r.err)
-		return r.err
+func (a *Agent) undo(ctx context.Context, tree *beneath.Dir, e journal.Entry) error {
+	info, _ := e.Identity.Kind.Info()
+	d, ok := a.by[info.Delivery]
+	if !ok {
+		return fmt.Errorf("no delivery takes away a mount of the kind %q", e.Identity.Kind)
 	}
-	s.j.Drop(target)
-	for _, seen := range s.seen {
-		delete(seen, target)
+	_, err := deadline.Do(ctx, a.Budget, undoBound, func() (struct{}, error) { return struct{}{}, d.Undo(ctx, tree, e.Target) }, nil,
+		deadline.Key{Name: "undo:" + tree.Path() + "/" + e.Target, Limit: 1})
+	if err != nil {
+		return fmt.Errorf("revoking %s: %w", e.Target, err)
 	}
-	if r.held == nil {
-		a.Metrics.Revoked()
-		a.Log.Info("revoked", "pod", s.j.Ref(), "target", target)
-		return nil
-	}
-	s.j.Held = append(s.j.Held, *r.held)
-	a.Metrics.Leaked()
-	a.Log.Error("mount is held", "pod", s.j.Ref(), "target", target, "why", r.held.Why)
 	return nil
 }
 
@@ -112,9 +141,9 @@ func (a *Agent) recheckHeld(ctx context.Context, s *podState, p plan.Pod) {
 		return
 	}
 	var still []journal.Held
-	l := lookAt(s, p)
-	for _, h := range s.j.Held {
-		if h.Why = a.holder(ctx, l, h); h.Why != "" {
+	whys := a.holders(ctx, lookAt(s, p), s.j.Held)
+	for i, h := range s.j.Held {
+		if h.Why = whys[i]; h.Why != "" {
 			still = append(still, h)
 			continue
 		}

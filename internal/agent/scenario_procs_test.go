@@ -20,9 +20,10 @@ type cast struct {
 	mu      sync.Mutex
 	actors  []*actor
 	lastPID int
-	// blind: the processes are found, but nobody may look into them.
-	blind   bool
-	changed chan struct{} // closed at every end of a process
+	// blind: the processes are found, but nobody may look into them. lost: they are
+	// not even found.
+	blind, lost bool
+	changed     chan struct{} // closed when a process ends, or can be seen again
 }
 
 var _ agent.Processes = (*cast)(nil)
@@ -76,6 +77,11 @@ func (c *cast) exit(match func(a *actor) bool) {
 		}
 		return true
 	})
+	c.signal()
+}
+
+// signal wakes who waits for processes to end. c.mu is held.
+func (c *cast) signal() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
@@ -113,15 +119,16 @@ func (c *cast) letGo(a *actor, target string) {
 	delete(a.open, target)
 }
 
-func (c *cast) setBlind(blind bool) {
+func (c *cast) setBlind(blind, lost bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.blind = blind
+	c.blind, c.lost = blind, lost
+	c.signal()
 }
 
 // doubt is what the real finder answers beside what it could read. c.mu is held.
 func (c *cast) doubt() error {
-	if c.blind {
+	if c.blind || c.lost {
 		return fmt.Errorf("%w: permission denied", procs.ErrCannotTell)
 	}
 	return nil
@@ -133,7 +140,7 @@ func (c *cast) Of(uid string) ([]procs.Process, error) {
 	defer c.mu.Unlock()
 	var found []procs.Process
 	for _, a := range c.actors {
-		if a.uid == uid {
+		if a.uid == uid && !c.lost {
 			found = append(found, a.Process)
 		}
 	}

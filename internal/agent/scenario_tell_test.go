@@ -18,6 +18,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/mnt/mnttest"
 	"github.com/datalayer/node-mounts/internal/plan"
+	"github.com/datalayer/node-mounts/internal/procs"
 )
 
 const codePrefix = "NODE_MOUNT_GATEWAY_"
@@ -31,7 +32,7 @@ func (w *world) tellPass(again time.Duration, err error) []string {
 	case err != nil:
 		return append(lines, "error: "+w.paths(err.Error()))
 	case again > 0:
-		return append(lines, "again after "+again.String())
+		return append(lines, "again after "+again.Round(time.Millisecond).String())
 	}
 	return append(lines, "done")
 }
@@ -110,9 +111,19 @@ func (w *world) tellAnswer(uid string) []string {
 	}
 	lines := []string{head}
 	for _, key := range slices.Sorted(maps.Keys(st.Failed)) {
-		lines = append(lines, fmt.Sprintf("  %s %s: %s", key, strings.TrimPrefix(string(st.Failed[key]), codePrefix), strings.ReplaceAll(w.paths(st.Messages[key]), "\n", "; ")))
+		lines = append(lines, fmt.Sprintf("  %s %s: %s", key, strings.TrimPrefix(string(st.Failed[key]), codePrefix), w.tellMessage(st.Messages[key])))
 	}
 	return lines
+}
+
+// tellMessage leaves out which process could not be looked into, and why: that is
+// the finder's to say.
+func (w *world) tellMessage(m string) string {
+	doubt := procs.ErrCannotTell.Error()
+	if before, _, ok := strings.Cut(m, doubt); ok {
+		m = before + doubt
+	}
+	return w.paths(m)
 }
 
 // tellMounts lists the mounts on the claim, in trees and on volumes.

@@ -237,7 +237,7 @@ func containerCommands() []command {
 		quiet("unpin", func(w *world, a args) {
 			w.cast.exit(func(x *actor) bool { return x.uid == a.uid() && x.name == "pin" })
 		}),
-		quiet("blind", func(w *world, a args) { w.cast.setBlind(a.word(0) == "on") }),
+		quiet("blind", func(w *world, a args) { w.cast.setBlind(a.word(0) == "on", a.word(0) == "lost") }),
 	}
 }
 
@@ -257,6 +257,7 @@ func (w *world) await(uid string) {
 	for {
 		asked := w.api.Enqueued()
 		if w.api.Queued(uid) {
+			w.queue.event(uid)
 			return
 		}
 		select {
@@ -337,7 +338,7 @@ func agentCommands() []command {
 		{"pass", func(w *world, a args) []string { return w.tellPass(w.pass(a.uid())) }},
 		{"run", func(w *world, a args) []string { return w.run(a.duration(a.word(0)), a.has("sweeping")) }},
 		{"sweep", func(w *world, _ args) []string {
-			w.must(w.agent.Sweep(w.t.Context()))
+			w.sweep()
 			return w.tellNews()
 		}},
 		quiet("agent", func(w *world, a args) {
@@ -372,14 +373,14 @@ func (w *world) run(d time.Duration, sweeping bool) []string {
 	end, sweep := begin.Add(d), begin.Add(agent.SweepInterval)
 	tell := func(news []string) {
 		for _, l := range news {
-			lines = append(lines, fmt.Sprintf("+%v %s", w.clock.Since(begin), l))
+			lines = append(lines, fmt.Sprintf("+%v %s", w.clock.Since(begin).Round(time.Millisecond), l))
 		}
 	}
 	for passes < tooManyPasses {
 		uid, at, ok := w.queue.next()
 		if sweeping && !sweep.After(end) && (!ok || at.After(sweep)) {
 			w.clock.SetTime(sweep)
-			w.must(w.agent.Sweep(w.t.Context()))
+			w.sweep()
 			tell(w.tellNews())
 			sweep = sweep.Add(agent.SweepInterval)
 			continue

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,6 +40,7 @@ type world struct {
 	clock                *clocktesting.FakeClock
 	policy               plan.Policy
 	queue                queue
+	pods                 map[string]bool // uids of all Pods that there ever were
 
 	// Of the agent that runs, nil when none does.
 	agent   *agent.Agent
@@ -54,9 +56,9 @@ func newWorld(t testing.TB) *world {
 	w := &world{
 		t: t, root: filepath.Join(dir, "agent"), kubelet: filepath.Join(dir, "kubelet"), claim: filepath.Join(dir, "claim"),
 		cast: newCast(), clock: clocktesting.NewFakeClock(time.Date(2026, 1, 1, 9, 0, 0, 0, time.UTC)),
-		policy: agent.DefaultPolicy(agenttest.NodeName),
+		policy: agent.DefaultPolicy(agenttest.NodeName), pods: map[string]bool{},
 	}
-	w.queue = queue{now: w.clock.Now, soon: map[string]bool{}, later: map[string]time.Time{}, errors: map[string]int{}}
+	w.queue = queue{now: w.clock.Now}
 	w.api = &storyAPI{API: agenttest.NewAPI(), w: w}
 	for _, d := range []string{w.root, w.kubelet, w.claim} {
 		w.must(os.Mkdir(d, 0o755))
@@ -121,6 +123,13 @@ func (w *world) startAgent() {
 	w.agent = a
 	uids, err := a.Start(ctx)
 	w.must(err)
+	// Its queue is empty, and filled by what it found and by the first list.
+	w.queue.reset()
+	for uid := range w.pods {
+		if _, listed := w.api.Pod(uid); listed {
+			w.queue.event(uid)
+		}
+	}
 	for _, uid := range uids {
 		w.queue.event(uid)
 	}
@@ -143,6 +152,7 @@ func (w *world) tree(uid string) string { return filepath.Join(w.root, "pods", u
 
 // newPod puts a pooled Pod into the API. Nothing of it is on the node yet.
 func (w *world) newPod(uid, name string) {
+	w.pods[uid] = true
 	w.api.Put(plan.Pod{
 		UID: uid, Namespace: "sandboxes", Name: name, Node: agenttest.NodeName, HostUsers: true,
 		Volume: &plan.Volume{Memory: true},
@@ -195,6 +205,14 @@ func (w *world) pass(uid string) (time.Duration, error) {
 	return 0, errDead
 }
 
+// sweep makes one sweep.
+func (w *world) sweep() {
+	w.t.Helper()
+	w.api.sweeping.Store(true)
+	defer w.api.sweeping.Store(false)
+	w.must(w.agent.Sweep(w.t.Context()))
+}
+
 // queue decides when there is a pass, as the agent's controller does: at once
 // after an event, after the pause that a pass asked for, and with a backoff after
 // an error. An event takes nothing away from a pause.
@@ -211,6 +229,12 @@ const (
 	backoffFirst = 100 * time.Millisecond
 	backoffLimit = 30 * time.Second
 )
+
+func (q *queue) reset() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.soon, q.later, q.errors = map[string]bool{}, map[string]time.Time{}, map[string]int{}
+}
 
 func (q *queue) event(uid string) {
 	q.mu.Lock()
@@ -265,7 +289,8 @@ type storyAPI struct {
 	mu sync.Mutex
 	// wrote are the Pods whose answer was written or removed since the story last
 	// told it.
-	wrote []string
+	wrote    []string
+	sweeping atomic.Bool
 }
 
 // Answer implements agent.API.
@@ -307,9 +332,13 @@ func (a *storyAPI) judge(pod plan.Pod, ready *string) {
 	}
 }
 
-// Enqueue implements agent.API.
+// Enqueue implements agent.API. What a sweep asks for is in the queue at once. What
+// else asks does so when it comes to it: a story awaits it, or it never happens.
 func (a *storyAPI) Enqueue(uid string) {
-	a.w.queue.event(uid)
+	if a.sweeping.Load() {
+		a.w.queue.event(uid)
+		return
+	}
 	a.API.Enqueue(uid)
 }
 

@@ -17,6 +17,7 @@ type storage struct {
 	mode     uint32        // the mode of every folder, 0 for the one asked for
 	chown    syscall.Errno // its answer to one
 	chmod    syscall.Errno
+	swapFor  string // what a link leads to that takes the place of a new folder at once
 
 	mu    sync.Mutex
 	asked asked
@@ -87,6 +88,21 @@ func (f *folder) Setattr(_ context.Context, _ fs.FileHandle, in *fuse.SetAttrIn,
 	}
 	f.attr(&out.Attr)
 	return 0
+}
+
+func (f *folder) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	f.in.mu.Lock()
+	defer f.in.mu.Unlock()
+	child := f.GetChild(name)
+	if child == nil {
+		return nil, syscall.ENOENT
+	}
+	if f.in.swapFor != "" {
+		link := &fs.MemSymlink{Data: []byte(f.in.swapFor)}
+		return f.NewPersistentInode(ctx, link, fs.StableAttr{Mode: fuse.S_IFLNK}), 0
+	}
+	child.Operations().(*folder).attr(&out.Attr)
+	return child, 0
 }
 
 func (f *folder) Mkdir(ctx context.Context, _ string, mode uint32, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {

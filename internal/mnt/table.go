@@ -107,6 +107,15 @@ func (r Record) SameAs(p Place) bool {
 	return p.MountRoot && p.Dev == r.Dev && p.Inode == r.Inode && r.Inode != 0
 }
 
+// Now is r under the name that the folder has at p, where that is the same
+// folder: it may have been renamed since it was mounted.
+func (r Record) Now(p Place) Record {
+	if p.Root != "" && r.SameAs(p) {
+		r.Root = p.Root
+	}
+	return r
+}
+
 // Matches tells whether m is the mount that r recorded: same filesystem, same
 // root, and at least the flags it was made with.
 func (r Record) Matches(m Mount) bool {

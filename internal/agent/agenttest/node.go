@@ -42,8 +42,10 @@ type Node struct {
 	BootID string
 	Policy plan.Policy
 	Bound  time.Duration
-	// Processes looks through /proc unless it is replaced before Restart.
+	// Processes looks through /proc, and Mounter is Table, unless they are
+	// replaced before Restart.
 	Processes agent.Processes
+	Mounter   mnt.Table
 	// Metrics and Budget are the running agent's.
 	Metrics *obs.Recorder
 	Budget  *deadline.Budget
@@ -71,6 +73,7 @@ func NewNodeWith(t testing.TB, o simnode.Options) *Node {
 		BootID: "boot-1", Policy: agent.DefaultPolicy(NodeName), Bound: 5 * time.Second,
 		Processes: procs.New("/proc"), salt: fmt.Sprintf("-%08x", rand.Uint32()),
 	}
+	n.Mounter = n.Table
 	t.Cleanup(func() {
 		n.StopAgent()
 		if err := sim.Close(); err != nil {
@@ -102,7 +105,7 @@ func (n *Node) Restart() {
 	n.Agent, err = agent.New(ctx, agent.Config{
 		Claim:  agent.Claim{Path: n.Claim, Owner: beneath.Owner{UID: 1000, GID: 100}, Bound: n.Bound},
 		Policy: n.Policy, Root: n.Root, Kubelet: n.Kubelet, BootID: n.BootID,
-		Table: n.Table, Processes: n.Processes, API: n.API, Budget: n.Budget,
+		Table: n.Mounter, Processes: n.Processes, API: n.API, Budget: n.Budget,
 		Metrics: n.Metrics, Clock: n.Clock, Log: slog.New(slog.NewTextHandler(logWriter{n.T}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {

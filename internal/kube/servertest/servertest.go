@@ -1,0 +1,111 @@
+// Package servertest runs a real etcd and a real kube-apiserver for tests.
+//
+// The binaries are found in KUBEBUILDER_ASSETS; `make test` builds them once and
+// sets it.
+package servertest
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+)
+
+// assetsVariable names the folder of etcd and kube-apiserver.
+const assetsVariable = "KUBEBUILDER_ASSETS"
+
+// Server is an API server with its etcd. It stops with the test.
+type Server struct {
+	env   *envtest.Environment
+	Admin *rest.Config
+}
+
+// Start starts them, which takes about five seconds: share one among the tests of
+// a package.
+func Start(t testing.TB) *Server {
+	t.Helper()
+	assets := os.Getenv(assetsVariable)
+	if assets == "" {
+		t.Fatalf("%s is not set: run `make test`, or `make kubernetes` and set it to the folder that names", assetsVariable)
+	}
+	for _, name := range []string{"etcd", "kube-apiserver"} {
+		if _, err := os.Stat(filepath.Join(assets, name)); err != nil {
+			t.Fatalf("%s: %v", assetsVariable, err)
+		}
+	}
+	env := &envtest.Environment{BinaryAssetsDirectory: assets}
+	// Pods are made without their service accounts, which a controller would make.
+	env.ControlPlane.GetAPIServer().Configure().Append("disable-admission-plugins", "ServiceAccount")
+	cfg, err := env.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := env.Stop(); err != nil {
+			t.Errorf("stopping the API server: %v", err)
+		}
+	})
+	return &Server{env: env, Admin: cfg}
+}
+
+// Client is a client with every right.
+func (s *Server) Client(t testing.TB) kubernetes.Interface {
+	t.Helper()
+	return client(t, s.Admin)
+}
+
+// User is a client of a new user that may do what the rules say, in every
+// namespace, and nothing else. It returns the user's configuration too.
+func (s *Server) User(t testing.TB, name string, rules ...rbacv1.PolicyRule) (kubernetes.Interface, *rest.Config) {
+	t.Helper()
+	user, err := s.env.AddUser(envtest.User{Name: name}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roles := s.Client(t).RbacV1()
+	meta := metav1.ObjectMeta{Name: name}
+	if _, err := roles.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = roles.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: meta,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client(t, user.Config()), user.Config()
+}
+
+// Kubeconfig writes a kubeconfig file for the configuration of a user.
+func (s *Server) Kubeconfig(t testing.TB, name string) string {
+	t.Helper()
+	user, err := s.env.AddUser(envtest.User{Name: name}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := user.KubeConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func client(t testing.TB, cfg *rest.Config) kubernetes.Interface {
+	t.Helper()
+	c, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
