@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"time"
 
 	"github.com/datalayer/node-mounts/internal/beneath"
@@ -49,6 +50,12 @@ func (a *Agent) base(ctx context.Context, s *podState, p plan.Pod) (*beneath.Dir
 	}
 	if !alive && s.j.Publication == nil {
 		return nil, notYet("no process of the Pod runs on this node")
+	}
+	if len(s.j.Stale) > 0 {
+		// Before anything of it is opened: that would keep it busy.
+		if err := a.unpublish(ctx, s); err != nil {
+			return nil, err
+		}
 	}
 	volume, err := a.openVolume(ctx, s.j.UID)
 	if err != nil {
@@ -119,8 +126,11 @@ func (a *Agent) tree(ctx context.Context, s *podState) (*beneath.Dir, error) {
 // knownTree opens the tree that the journal has, and makes sure it is that.
 func (a *Agent) knownTree(ctx context.Context, s *podState) (*beneath.Dir, error) {
 	tree, err := a.pods.Open(s.j.UID)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, a.treeLost(ctx, s)
+	}
 	if err != nil {
-		return nil, errors.Join(a.treeLost(ctx, s), err)
+		return nil, err
 	}
 	place, err := a.Table.At(tree)
 	if err == nil && place.Dev == s.j.Tree.Record.Dev && place.MountRoot {
@@ -177,7 +187,8 @@ func (a *Agent) publish(ctx context.Context, s *podState, tree, volume *beneath.
 }
 
 // isPublication recognises the Pod's publication: the root of its tree's own
-// filesystem. Every tree has one, so no other mount shows its device.
+// filesystem. Every tree has one, so no other mount shows its device. Whether it
+// is a slave and read-only the mount table tells, at start and in every sweep.
 func (a *Agent) isPublication(s *podState, at mnt.Place) bool {
 	return at.MountRoot && s.j.Tree != nil && s.j.Tree.Record != nil && at.Dev == s.j.Tree.Record.Dev
 }
@@ -186,7 +197,7 @@ func (a *Agent) isPublication(s *podState, at mnt.Place) bool {
 // grant has gone before. Neither is ever detached in use: what keeps it busy
 // must stay visible, as a Pod that does not go.
 func (a *Agent) removeBase(ctx context.Context, s *podState) error {
-	if s.j.Tree == nil {
+	if s.j.Tree == nil && len(s.j.Stale) == 0 {
 		return a.pods.Rmdir(s.j.UID)
 	}
 	if err := a.unpublish(ctx, s); err != nil {
@@ -213,7 +224,7 @@ const maxStacked = 8
 func (a *Agent) unpublish(ctx context.Context, s *podState) error {
 	dir, err := a.openKubelet(ctx, s.j.UID, volumeDir(s.j.UID))
 	if errors.Is(err, fs.ErrNotExist) {
-		s.j.Publication = nil
+		s.j.Publication, s.j.Stale = nil, nil
 		return nil
 	}
 	if err != nil {
@@ -226,7 +237,7 @@ func (a *Agent) unpublish(ctx context.Context, s *podState) error {
 			return err
 		}
 		if !published {
-			s.j.Publication = nil
+			s.j.Publication, s.j.Stale = nil, nil
 			return nil
 		}
 		if err := mnt.UntilFree(ctx, func() error { return a.Table.Unmount(dir, a.Policy.VolumeName, false) }); err != nil {
@@ -248,5 +259,5 @@ func (a *Agent) published(s *podState, dir *beneath.Dir) (bool, error) {
 	}
 	defer volume.Close()
 	place, err := a.Table.At(volume)
-	return err == nil && a.isPublication(s, place), err
+	return err == nil && (a.isPublication(s, place) || place.MountRoot && slices.Contains(s.j.Stale, place.Dev)), err
 }

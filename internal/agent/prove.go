@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/beneath"
@@ -11,6 +12,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
+	"github.com/datalayer/node-mounts/internal/procs"
 	"github.com/datalayer/node-mounts/internal/proof"
 )
 
@@ -31,7 +33,7 @@ func (a *Agent) prove(ctx context.Context, s *podState, p plan.Pod, tree *beneat
 		return nil, notYet("no container that mounts the volume is running")
 	}
 	ps, err := a.Processes.Of(s.j.UID)
-	if err != nil {
+	if err != nil && !errors.Is(err, procs.ErrCannotTell) {
 		return nil, fmt.Errorf("looking for the Pod's processes: %w", err)
 	}
 	views, err := proof.Of(a.Processes, open, ps)
@@ -45,7 +47,9 @@ func (a *Agent) prove(ctx context.Context, s *podState, p plan.Pod, tree *beneat
 		return nil, fmt.Errorf("reading a container's mounts: %w", err)
 	}
 	for i, e := range s.j.Mounts {
-		if e.State == journal.Mounted {
+		hides := func(v proof.View) bool { return !v.Sees(e.Target, *e.Record) }
+		if e.State == journal.Mounted && slices.ContainsFunc(views, hides) {
+			// Perhaps under another name: a folder may be renamed while mounted.
 			rec := a.current(ctx, tree, e.Target, *e.Record)
 			s.j.Mounts[i].Record = &rec
 		}

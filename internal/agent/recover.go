@@ -33,19 +33,32 @@ func reconciled(j journal.Pod, mounts []mnt.Mount, at places, bootID string, ren
 	tree, stands := treeMount(mounts, at.tree)
 	if !stands {
 		j.Tree, j.Publication, j.Mounts = nil, nil, nil
+		j.Stale = ours(mounts, at.volume)
 		return j
 	}
 	if j.Tree == nil || j.Tree.Record == nil || !j.Tree.Record.Matches(tree) {
 		// A tree the journal does not know, or not completely. It is known well
 		// enough to be taken down: by its place.
 		j.Tree = &journal.Base{Record: &mnt.Record{Dev: tree.Dev, Root: tree.Root, Flags: tree.Flags}}
-		for i := range j.Mounts {
-			j.Mounts[i].State = journal.Revoking
-		}
+		revokeAllOf(j.Mounts)
 	}
-	j.Publication = publication(j.Publication, mounts, tree, at.volume)
 	j.Mounts = entries(j.Mounts, mounts, tree, renamed)
+	j.Publication, j.Stale = publication(j.Publication, mounts, tree, at.volume), nil
+	if j.Publication == nil {
+		j.Stale = ours(mounts, at.volume)
+	}
+	if slices.Contains(j.Stale, tree.Dev) {
+		// Whatever was made of this tree has the grants in it, and can be taken
+		// away once they have gone.
+		revokeAllOf(j.Mounts)
+	}
 	return j
+}
+
+func revokeAllOf(entries []journal.Entry) {
+	for i := range entries {
+		entries[i].State = journal.Revoking
+	}
 }
 
 // treeMount finds the tree at its place. The topmost one counts.
@@ -54,19 +67,30 @@ func treeMount(mounts []mnt.Mount, point string) (mnt.Mount, bool) {
 	return m, ok && m.Point == path.Clean(point)
 }
 
-// publication recognises the tree's publication by device, root and the peer
-// group it is a slave of.
+// publication recognises the tree's publication by device, root, flags and the
+// peer group it is a slave of. The topmost mount of the volume counts: what is
+// beneath it nobody sees.
 func publication(known *journal.Base, mounts []mnt.Mount, tree mnt.Mount, volume string) *journal.Base {
-	for _, m := range mounts {
-		if m.Point != volume || m.Dev != tree.Dev || m.Root != tree.Root || m.Master != tree.Peer {
-			continue
-		}
-		if known != nil && known.Record != nil && known.Record.Matches(m) {
-			return known
-		}
-		return &journal.Base{Record: &mnt.Record{Dev: m.Dev, Root: m.Root, Flags: m.Flags}}
+	m, ok := mnt.Covering(mounts, volume)
+	if !ok || m.Point != volume || m.Dev != tree.Dev || m.Root != tree.Root || m.Master != tree.Peer ||
+		m.Flags&mnt.PublicationFlags != mnt.PublicationFlags {
+		return nil
 	}
-	return nil
+	if known != nil && known.Record != nil && known.Record.Matches(m) {
+		return known
+	}
+	return &journal.Base{Record: &mnt.Record{Dev: m.Dev, Root: m.Root, Flags: m.Flags}}
+}
+
+// ours are the filesystems on the volume that some agent made for a tree.
+func ours(mounts []mnt.Mount, volume string) []mnt.Dev {
+	var devs []mnt.Dev
+	for _, m := range mounts {
+		if m.Point == volume && m.Source == mnt.TreeSource && !slices.Contains(devs, m.Dev) {
+			devs = append(devs, m.Dev)
+		}
+	}
+	return devs
 }
 
 // entries are the grants that stand in the tree, with what is to become of them.
@@ -86,6 +110,9 @@ func entries(known []journal.Entry, mounts []mnt.Mount, tree mnt.Mount, renamed 
 			e = known[i]
 		}
 		out = append(out, proven(e, m, renamed))
+		if slices.ContainsFunc(mounts, func(on mnt.Mount) bool { return on.Parent == m.ID && on.Point == m.Point }) {
+			out[len(out)-1].State = journal.Revoking // something else stands on it
+		}
 	}
 	slices.SortFunc(out, func(x, y journal.Entry) int { return cmp.Compare(position(known, x), position(known, y)) })
 	return out

@@ -308,11 +308,16 @@ func nodeCommands() []command {
 				w.table.FailNext(a.word(0), err)
 			}
 		}),
-		quiet("mount", func(w *world, a args) { w.table.MountDisk(w.place(a.word(0))) }),
+		quiet("mount", func(w *world, a args) {
+			place := w.place(a.word(0))
+			w.must(os.MkdirAll(place, 0o755))
+			w.table.MountDisk(place)
+			w.moved(place)
+		}),
 		quiet("umount", func(w *world, a args) {
 			place := w.place(a.word(0))
 			w.must(w.table.Umount(place, a.has("lazy")))
-			w.emptied(place)
+			w.moved(place)
 		}),
 		quiet("advance", func(w *world, a args) { w.clock.Step(a.duration(a.word(0))) }),
 	}

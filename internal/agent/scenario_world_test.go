@@ -2,7 +2,6 @@ package agent_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -96,14 +95,25 @@ func (w *world) empty(dir string) {
 	entries, err := os.ReadDir(dir)
 	w.must(err)
 	for _, e := range entries {
-		w.must(os.Remove(filepath.Join(dir, e.Name())))
+		w.must(os.RemoveAll(filepath.Join(dir, e.Name())))
 	}
 }
 
-// emptied is told of every memory filesystem that was unmounted.
-func (w *world) emptied(place string) {
-	if filepath.Dir(place) == filepath.Join(w.root, "pods") {
+// moved is told of every mount and unmount in a tree, and does to the folders what
+// the kernel would: a tree that is gone takes its folders with it, and a folder on
+// which something is mounted cannot be removed. Here it is a file in it that keeps
+// it from being removed: ENOTEMPTY where the kernel says EBUSY.
+func (w *world) moved(place string) {
+	stands := slices.ContainsFunc(w.table.Mounts(), func(m mnt.Mount) bool { return m.Point == place })
+	mark := filepath.Join(place, ".mounted")
+	switch pods := filepath.Join(w.root, "pods"); {
+	case filepath.Dir(place) == pods && !stands:
 		w.empty(place)
+	case filepath.Dir(filepath.Dir(place)) != pods:
+	case stands:
+		w.must(os.WriteFile(mark, nil, 0o600))
+	default:
+		w.must(os.RemoveAll(mark))
 	}
 }
 
@@ -116,7 +126,7 @@ func (w *world) startAgent() {
 	a, err := agent.New(ctx, agent.Config{
 		Claim:  agent.Claim{Path: w.claim, Owner: beneath.Owner{UID: userID, GID: groupID}, Bound: 5 * time.Second},
 		Policy: w.policy, Root: w.root, Kubelet: w.kubelet, BootID: fmt.Sprintf("boot-%d", w.boots),
-		Table: mortal{Table: w.table, death: w.death, emptied: w.emptied}, Processes: w.cast, API: w.api, Budget: &deadline.Budget{},
+		Table: mortal{Table: w.table, death: w.death, moved: w.moved}, Processes: w.cast, API: w.api, Budget: &deadline.Budget{},
 		Metrics: w.metrics, Clock: w.clock, Log: slog.New(slog.DiscardHandler),
 	})
 	w.must(err)
@@ -349,109 +359,6 @@ func (a *storyAPI) take() []string {
 	wrote := a.wrote
 	a.wrote = nil
 	return wrote
-}
-
-// errDead is what a dead agent gets from everything it touches.
-var errDead = errors.New("the agent is dead")
-
-// death strikes the agent immediately before or after one thing it does. From
-// then on nothing it does has an effect: neither on mounts nor on the API, and
-// the journal is put back to what it was at that moment.
-type death struct {
-	journal string
-
-	mu       sync.Mutex
-	op, when string
-	dead     bool
-	saved    map[string][]byte
-}
-
-// await orders the next death: when is "before" or "after".
-func (d *death) await(when, op string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.when, d.op = when, op
-}
-
-func (d *death) struck() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.dead
-}
-
-func (d *death) at(op string, do func() error) error {
-	if d.strikes("before", op) {
-		return errDead
-	}
-	err := do()
-	if d.strikes("after", op) {
-		return errDead
-	}
-	return err
-}
-
-// strikes tells whether the agent is dead. Between the begin and the end of an
-// operation only that operation's own death strikes.
-func (d *death) strikes(when, op string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.dead {
-		return when == "before"
-	}
-	if d.op != op || d.when != when {
-		return false
-	}
-	d.dead, d.saved = true, map[string][]byte{}
-	files, _ := filepath.Glob(filepath.Join(d.journal, "*.json"))
-	for _, f := range files {
-		if b, err := os.ReadFile(f); err == nil {
-			d.saved[f] = b
-		}
-	}
-	return true
-}
-
-func (d *death) restoreJournal() error {
-	files, err := filepath.Glob(filepath.Join(d.journal, "*"))
-	for _, f := range files {
-		err = errors.Join(err, os.Remove(f))
-	}
-	for f, b := range d.saved {
-		err = errors.Join(err, os.WriteFile(f, b, 0o600))
-	}
-	return err
-}
-
-// mortal is the mount table as an agent has it that may die.
-type mortal struct {
-	*mnttest.Table
-	death   *death
-	emptied func(place string)
-}
-
-func (m mortal) NewTree(on *beneath.Dir) (rec mnt.Record, err error) {
-	err = m.death.at("newtree", func() error { rec, err = m.Table.NewTree(on); return err })
-	return rec, err
-}
-
-func (m mortal) Publish(tree, volume *beneath.Dir) (rec mnt.Record, err error) {
-	err = m.death.at("publish", func() error { rec, err = m.Table.Publish(tree, volume); return err })
-	return rec, err
-}
-
-func (m mortal) Bind(source, target *beneath.Dir, flags mnt.Flags) (rec mnt.Record, err error) {
-	err = m.death.at("bind", func() error { rec, err = m.Table.Bind(source, target, flags); return err })
-	return rec, err
-}
-
-func (m mortal) Unmount(dir *beneath.Dir, name string, lazy bool) error {
-	return m.death.at("unmount", func() error {
-		err := m.Table.Unmount(dir, name, lazy)
-		if err == nil {
-			m.emptied(filepath.Join(dir.Path(), name))
-		}
-		return err
-	})
 }
 
 // paths shortens the node's paths to what a story calls them.

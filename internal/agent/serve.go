@@ -107,6 +107,7 @@ func (a *Agent) refuseWhole(s *podState, p plan.Pod, pl plan.Plan, steps plan.St
 		return r
 	}
 	if fault := a.Fault(); fault != "" && len(steps.Grant) > 0 {
+		a.reserve(s, len(s.j.Mounts))
 		return refuse(grant.CodeMountFailed, fault)
 	}
 	return nil
@@ -183,17 +184,15 @@ func (a *Agent) grantAll(ctx context.Context, s *podState, tree *beneath.Dir, mo
 			results <- delivered{mount: m, record: rec, err: err, took: a.Clock.Since(began)}
 		}()
 	}
-	for range due {
+	var unsaved error
+	for range due { // all of them: they use the tree, which the caller closes
 		r := <-results
 		a.settle(ctx, s, tree, r)
-		if len(results) > 0 {
-			continue // more have come: one writing serves them all
-		}
-		if err := a.save(s); err != nil {
-			return err
+		if len(results) == 0 { // else more have come: one writing serves them all
+			unsaved = a.save(s)
 		}
 	}
-	return ctx.Err()
+	return errors.Join(unsaved, ctx.Err())
 }
 
 // delivered is what came of one grant.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"reflect"
 	"sync"
@@ -158,6 +159,10 @@ func (a *Agent) askStorage(ctx context.Context, s *podState) {
 		return
 	}
 	defer tree.Close()
+	maps.DeleteFunc(s.dead, func(target, _ string) bool {
+		e := s.j.Find(target)
+		return e == nil || e.State != journal.Mounted
+	})
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(sweepsAtOnce)

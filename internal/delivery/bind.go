@@ -49,17 +49,28 @@ func (b *Bind) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mn
 	return rec, b.Proof.Answers(ctx, tree, m.Target(), &rec)
 }
 
-// source resolves m beneath the claim.
+// source resolves m beneath the claim, and has its storage answer.
 func (b *Bind) source(m plan.Mount) (*beneath.Dir, error) {
 	claim, err := b.claim()
 	if err != nil {
 		return nil, err
 	}
 	defer claim.Close()
+	open := claim.Open
 	if m.Creates() {
-		return claim.Create(m.Source(), b.Owner)
+		open = func(rel string) (*beneath.Dir, error) { return claim.Create(rel, b.Owner) }
 	}
-	return claim.Open(m.Source())
+	source, err := open(m.Source())
+	if err != nil {
+		return nil, err
+	}
+	// The root of a mount is opened without a question to its server. One that
+	// hangs must not get as far as the sandbox, where every look at it hangs too.
+	if err := proof.Reads(source); err != nil {
+		source.Close()
+		return nil, err
+	}
+	return source, nil
 }
 
 // claim opens the claim anew each time: it may have been mounted, or mounted

@@ -38,6 +38,9 @@ type Pod struct {
 	// are not wanted.
 	Tree        *Base `json:"tree,omitempty"`
 	Publication *Base `json:"publication,omitempty"`
+	// Stale are the devices of trees, or of what was made of them, that stand on
+	// the Pod's volume and are not its publication.
+	Stale []mnt.Dev `json:"stale,omitempty"`
 
 	Mounts []Entry `json:"mounts,omitempty"`
 	Held   []Held  `json:"held,omitempty"`
@@ -93,7 +96,7 @@ func (p *Pod) Ref() plan.Ref {
 
 // Empty tells whether nothing can be left of the Pod on this node.
 func (p *Pod) Empty() bool {
-	return p.Tree == nil && p.Publication == nil && len(p.Mounts) == 0 && len(p.Held) == 0
+	return p.Tree == nil && p.Publication == nil && len(p.Stale) == 0 && len(p.Mounts) == 0 && len(p.Held) == 0
 }
 
 // Find returns the entry for target, nil when there is none.

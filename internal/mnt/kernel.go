@@ -18,8 +18,8 @@ const (
 	treeInodes = "4096"
 	treeMode   = "0755"
 
-	// treeSource names the filesystem in the mount table, for people.
-	treeSource = "node-mounts"
+	// TreeSource names the filesystem of a tree in the mount table.
+	TreeSource = "node-mounts"
 
 	mountinfoPath = "/proc/self/mountinfo"
 )
@@ -64,7 +64,7 @@ func tmpfs() (int, error) {
 		return -1, err
 	}
 	defer unix.Close(fsfd)
-	for _, kv := range [...][2]string{{"source", treeSource}, {"size", treeSize}, {"nr_inodes", treeInodes}, {"mode", treeMode}} {
+	for _, kv := range [...][2]string{{"source", TreeSource}, {"size", treeSize}, {"nr_inodes", treeInodes}, {"mode", treeMode}} {
 		if err := unix.FsconfigSetString(fsfd, kv[0], kv[1]); err != nil {
 			return -1, fmt.Errorf("%s=%s: %w", kv[0], kv[1], err)
 		}
@@ -80,7 +80,6 @@ func tmpfs() (int, error) {
 // alone: set recursively, a republication would take the write permission from
 // standing rw grants.
 func (k *Kernel) Publish(tree, volume *beneath.Dir) (Record, error) {
-	const flags = ReadOnly | NoSUID | NoDev | NoExec
 	fd, err := clone(tree)
 	if err != nil {
 		return Record{}, wrap("clone tree", tree, err)
@@ -89,13 +88,13 @@ func (k *Kernel) Publish(tree, volume *beneath.Dir) (Record, error) {
 	if err := setattr(fd, unix.AT_RECURSIVE, 0, unix.MS_SLAVE); err != nil {
 		return Record{}, wrap("make slave", tree, err)
 	}
-	if err := setattr(fd, 0, flags, 0); err != nil {
+	if err := setattr(fd, 0, PublicationFlags, 0); err != nil {
 		return Record{}, wrap("make read-only", tree, err)
 	}
 	if err := attach(fd, volume); err != nil {
 		return Record{}, wrap("publish tree", volume, err)
 	}
-	return k.record(fd, flags), nil
+	return k.record(fd, PublicationFlags), nil
 }
 
 // Bind implements Table. Attributes do not propagate: a copy gets the flags

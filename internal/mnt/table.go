@@ -39,6 +39,10 @@ const (
 	NoExec
 )
 
+// PublicationFlags are those of a publication's own mount. The grants in it have
+// each their own.
+const PublicationFlags = ReadOnly | NoSUID | NoDev | NoExec
+
 var flagTable = [...]struct {
 	flag Flags
 	name string // in mountinfo

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/mnt"
@@ -58,8 +60,20 @@ func (s *Storage) answers(tree *beneath.Dir, target string, rec *mnt.Record) err
 	if !place.MountRoot || rec != nil && place.ID != rec.ID {
 		return fmt.Errorf("%s: %w", dir.Path(), ErrNotAMount)
 	}
+	return Reads(dir)
+}
+
+// Reads reads the directory: a call that reaches the storage, not a cached
+// attribute. A storage that squashes root may refuse the agent what it gives the
+// user. That is an answer too; whether it came from the storage is then asked in
+// another way. It may hang. Errors: ErrDeleted, or the storage's.
+func Reads(dir *beneath.Dir) error {
 	// A fresh description of the same directory: O_PATH descriptors read nothing.
 	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(dir.Fd()))
+	if errors.Is(err, fs.ErrPermission) {
+		var stx unix.Statx_t
+		return unix.Statx(dir.Fd(), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &stx)
+	}
 	if err != nil {
 		return err
 	}

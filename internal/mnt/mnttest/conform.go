@@ -1,10 +1,13 @@
 package mnttest
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/datalayer/node-mounts/internal/beneath"
@@ -135,6 +138,7 @@ func grantCases() []conformCase {
 		{"a record names the mount that the table lists, whatever its name", recordsMatch},
 		{"a grant is known by its source's inode after the source was renamed", renamedSource},
 		{"ten grants stand beside each other", manyGrants},
+		{"grants are made and revoked side by side", sideBySide},
 	}
 }
 
@@ -258,6 +262,67 @@ func manyGrants(t *testing.T, p *pod) {
 		}
 		p.counts(t, c, n, want, want, want)
 	}
+}
+
+func sideBySide(t *testing.T, p *pod) {
+	const workers, rounds = 8, 20
+	c := p.Container(t)
+	p.publish(t)
+	before := len(p.list(t))
+	names := strings.Fields("a b c d e f g h")[:workers]
+	for _, name := range names {
+		p.source(t, "home/"+name)
+		noErr(t, p.tree.Mkdir(name, 0o755))
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, workers)
+	for i, name := range names {
+		wg.Go(func() {
+			for range rounds {
+				if errs[i] == nil {
+					errs[i] = p.grantAndRevoke("home/"+name, name)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	noErr(t, errors.Join(errs...))
+	equal(t, "mounts", len(p.list(t)), before)
+	for _, name := range names {
+		p.counts(t, c, name, 0, 0, 0)
+	}
+}
+
+// grantAndRevoke makes a grant, fails unless it is the one that stands there,
+// and takes it away again.
+func (p *pod) grantAndRevoke(rel, target string) error {
+	src, err := p.claim.Open(rel)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	on, err := p.tree.OpenTarget(target)
+	if err != nil {
+		return err
+	}
+	rec, err := p.table.Bind(src, on, 0)
+	on.Close()
+	if err != nil {
+		return err
+	}
+	granted, err := p.tree.Open(target)
+	if err != nil {
+		return err
+	}
+	place, err := p.table.At(granted)
+	granted.Close()
+	if err != nil {
+		return err
+	}
+	if !rec.SameAs(place) || place.ID != rec.ID {
+		return fmt.Errorf("%+v stands at %s, not %+v", place, target, rec)
+	}
+	return p.table.Unmount(p.tree, target, false)
 }
 
 // matches fails unless the record recognises the mount, and no mount that
