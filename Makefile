@@ -14,6 +14,15 @@ BINS    := $(notdir $(wildcard cmd/*))
 TOOLS_ID := $(shell { cat tools/go.sum; $(GO) env GOVERSION; } | sha256sum | cut -c1-12)
 TOOLS    := $(CACHE)/tools-$(TOOLS_ID)
 
+# etcd, kube-apiserver and the other components of Kubernetes, for tests. They are
+# one program, compiled once per set of versions; where KUBEBUILDER_ASSETS is set
+# already, what lies there is used.
+KUBERNETES_ID      := $(shell { cat test/kubernetes/go.sum test/kubernetes/main.go; $(GO) env GOVERSION; } | sha256sum | cut -c1-12)
+KUBERNETES         := $(CACHE)/kubernetes-$(KUBERNETES_ID)
+KUBERNETES_VERSION  = $(shell cd test/kubernetes && $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
+KUBERNETES_NAMES   := etcd kube-apiserver kubelet kube-controller-manager kube-scheduler kubectl
+KUBEBUILDER_ASSETS ?= $(KUBERNETES)
+
 # Seconds each fuzz target runs for in `make fuzz`.
 FUZZTIME ?= 10s
 
@@ -21,7 +30,7 @@ FUZZTIME ?= 10s
 
 .PHONY: help
 help: ## list what there is
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z0-9-]*:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z0-9-]*:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## compile the commands into bin/
@@ -33,8 +42,8 @@ demo: build ## grant, change and revoke folders in a running sandbox, on this ma
 	@bin/node-mounts demo
 
 .PHONY: test
-test: $(TOOLS)/gotestsum ## run every test, those on the kernel included (root)
-	@tools/test $(TOOLS)/gotestsum
+test: $(TOOLS)/gotestsum kubernetes ## run every test, on the kernel and a real API server too (root)
+	@KUBEBUILDER_ASSETS=$(KUBEBUILDER_ASSETS) tools/test $(TOOLS)/gotestsum
 
 .PHONY: check
 check: check-format check-vet check-lint check-modules check-docs ## format, vet, lint, modules and generated pages
@@ -58,6 +67,7 @@ check-lint: $(TOOLS)/golangci-lint
 check-modules:
 	$(GO) mod tidy -diff
 	cd tools && $(GO) mod tidy -diff
+	cd test/kubernetes && $(GO) mod tidy -diff
 
 .PHONY: check-docs
 check-docs:
@@ -72,8 +82,9 @@ docs: ## write docs/reference/ from the code's own tables
 	$(GO) run ./internal/docgen
 
 .PHONY: bench
-bench: ## run the benchmarks (root)
-	$(GO) test -run '^$$' -bench . -benchmem ./internal/...
+bench: kubernetes ## compare a grant with the bare calls and a bare round trip: docs/performance.md (root)
+	KUBEBUILDER_ASSETS=$(KUBEBUILDER_ASSETS) $(GO) test -run '^$$' -bench '^BenchmarkReport$$' -benchtime 1x -timeout 30m \
+		./test/bench -args -report "$(CURDIR)/docs/performance.md"
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for a few seconds (FUZZTIME=10s)
@@ -82,6 +93,22 @@ fuzz: ## run every fuzz target for a few seconds (FUZZTIME=10s)
 .PHONY: clean
 clean: ## remove bin/ (the tools stay in the cache)
 	rm -rf bin
+
+.PHONY: kubernetes
+kubernetes: ## compile the Kubernetes that tests run, once: 10 to 15 minutes on two cores
+ifeq ($(KUBEBUILDER_ASSETS),$(KUBERNETES))
+kubernetes: $(KUBERNETES)/kubernetes
+endif
+
+# The version is linked in as upstream's own build does: kubectl and the API
+# server compare it. GOGC: memory is plenty here, cores are not.
+$(KUBERNETES)/kubernetes:
+	@mkdir -p $(KUBERNETES)
+	@echo "building Kubernetes $(KUBERNETES_VERSION) (once, 10 to 15 minutes on two cores; kept in $(KUBERNETES))"
+	@cd test/kubernetes && version=$(KUBERNETES_VERSION) && minor=$${version#v1.} && minor=$${minor%%.*} && \
+	X=k8s.io/component-base/version && \
+	GOGC=400 $(GO) build -ldflags "-s -w -X $$X.gitVersion=$$version -X $$X.gitMajor=1 -X $$X.gitMinor=$$minor" -o $@.$$$$ . && \
+	for name in $(KUBERNETES_NAMES); do ln -sfn kubernetes $(KUBERNETES)/$$name; done && mv $@.$$$$ $@
 
 # Built to a name of its own and renamed, so that an interrupted build leaves no
 # half-written tool that a later run would take for a finished one.

@@ -41,6 +41,22 @@ func Merge(annotation string, add []Mount, remove ...string) (string, error) {
 	return encodeItems(append(items, fresh...))
 }
 
+// Targets are the targets that the set has an entry for, sorted: those of Mounts,
+// and of the refused entries those that have a valid one.
+func (s Set) Targets() []string {
+	var targets []string
+	for _, m := range s.Mounts {
+		targets = append(targets, m.Target)
+	}
+	for _, r := range s.Refused {
+		if validTarget(r.Key) {
+			targets = append(targets, r.Key)
+		}
+	}
+	slices.Sort(targets)
+	return targets
+}
+
 // settled rewrites the entries whose source begins or ends with white space that
 // belongs to it. As they stand, only the hash of their set says so, and the set
 // is about to get another one; between slashes the white space speaks for itself.

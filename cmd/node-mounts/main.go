@@ -1,20 +1,36 @@
-// Command node-mounts is the command line of Node Mounts.
+// Command node-mounts is the command line of Node Mounts. Under the name
+// kubectl-node_mounts it is a plugin of kubectl.
 package main
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
+	_ "k8s.io/client-go/plugin/pkg/client/auth" // a kubeconfig may ask for OIDC
+
 	"github.com/datalayer/node-mounts/internal/cli"
+	"github.com/datalayer/node-mounts/internal/kube"
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
 
 func main() {
 	simnode.Main() // a process of the demo's node, when it was started as one
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	status := cli.Run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	context.AfterFunc(ctx, stop)                  // the second signal ends the process at once
+	kube.RouteLogs(slog.New(slog.DiscardHandler)) // what matters of them comes back as an error
+	status := cli.Run(ctx, cli.Invocation{Args: os.Args, In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Version: version()})
 	stop()
 	os.Exit(status)
+}
+
+// version is the module's, or the commit's where the build knows no tag.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "unknown"
 }

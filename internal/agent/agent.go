@@ -63,6 +63,7 @@ type Processes interface {
 	Mounts(p procs.Process) ([]mnt.Mount, error)
 	Copies(ps []procs.Process, dev mnt.Dev, root string) ([]procs.Copy, error)
 	Holding(ps []procs.Process, ids map[uint64]map[int]bool) ([]procs.Holding, error)
+	Loose(ps []procs.Process, dev mnt.Dev, shown map[int]bool) ([]procs.Holding, error)
 	WaitEnded(ctx context.Context, uid string) error
 }
 
@@ -79,13 +80,24 @@ type Metrics interface {
 	SetLeaked(n int)
 }
 
+// Journal keeps the records of Pods. *journal.Store is one.
+type Journal interface {
+	Load() ([]journal.Pod, error)
+	Read() ([]journal.Pod, error)
+	Save(p *journal.Pod) error
+	Remove(uid string) error
+	Close()
+}
+
 // Config is what an agent is made of.
 type Config struct {
 	Policy plan.Policy
 	// Root is the agent's own folder: trees and journal. Kubelet is kubelet's.
 	Root, Kubelet string
 	// BootID is the kernel's boot_id.
-	BootID    string
+	BootID string
+	// Journal is opened in Root where it is nil.
+	Journal   Journal
 	Claim     Claim
 	Table     mnt.Table
 	Processes Processes
@@ -100,7 +112,7 @@ type Config struct {
 // call Reconcile for every Pod that changes.
 type Agent struct {
 	Config
-	store *journal.Store
+	store Journal
 	pods  *beneath.Dir    // <root>/pods
 	life  context.Context //nolint:containedctx // the agent's lifetime, for what outlives a pass
 	by    map[grant.Delivery]delivery.Delivery
@@ -126,6 +138,8 @@ type podState struct {
 	failures map[string]failure
 	// seen are targets proven visible, by container id.
 	seen map[string]map[string]bool
+	// stuck are mounts that would not go, and are counted as leaked.
+	stuck map[string]bool
 	// dead are standing mounts whose storage stopped answering.
 	dead map[string]string
 	// watched: a goroutine waits for the Pod's processes to end.
@@ -137,26 +151,35 @@ type podState struct {
 	view     View // for /gateway
 }
 
-// New opens the agent's folders. ctx is the agent's lifetime. It fails only where nothing could be recorded;
-// a node that cannot mount is found by Start and told to the Pods.
+// New opens the agent's folders. ctx is the agent's lifetime. It fails only where
+// nothing could be recorded, with journal.ErrLocked where another agent of the
+// node runs; a node that cannot mount is found by Start and told to the Pods.
 func New(ctx context.Context, cfg Config) (*Agent, error) {
-	a := &Agent{Config: cfg, life: ctx, known: make(map[string]*podState)}
+	a := &Agent{Config: cfg, life: ctx, known: make(map[string]*podState), store: cfg.Journal}
 	var err error
-	if a.store, err = journal.Open(filepath.Join(cfg.Root, "journal")); err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(a.podsDir(), 0o755); err != nil {
-		return nil, err
+	if a.store == nil {
+		if a.store, err = journal.Open(filepath.Join(cfg.Root, "journal")); err != nil {
+			return nil, err
+		}
 	}
 	a.by = a.deliveries(cfg.Claim)
-	a.pods, err = beneath.OpenRoot(a.podsDir())
-	return a, err
+	if err = os.MkdirAll(a.podsDir(), 0o755); err == nil {
+		a.pods, err = beneath.OpenRoot(a.podsDir())
+	}
+	if err != nil {
+		a.store.Close()
+		return nil, err
+	}
+	return a, nil
 }
 
 func (a *Agent) podsDir() string { return filepath.Join(a.Root, "pods") }
 
 // Close closes the agent's folders. Every mount is left standing.
-func (a *Agent) Close() { a.pods.Close() }
+func (a *Agent) Close() {
+	a.pods.Close()
+	a.store.Close()
+}
 
 // state finds what is known of a Pod; create says whether to start knowing it.
 func (a *Agent) state(uid string, create bool) *podState {
@@ -171,7 +194,7 @@ func (a *Agent) state(uid string, create bool) *podState {
 }
 
 func newState(j journal.Pod) *podState {
-	return &podState{j: j, failures: map[string]failure{}, seen: map[string]map[string]bool{}, dead: map[string]string{}}
+	return &podState{j: j, failures: map[string]failure{}, seen: map[string]map[string]bool{}, stuck: map[string]bool{}, dead: map[string]string{}}
 }
 
 // forget drops a Pod of which nothing is left.

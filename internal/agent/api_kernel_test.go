@@ -156,8 +156,8 @@ func TestAPodWithoutAGrantIsNeverTouched(t *testing.T) {
 	}
 	n.Restart()
 	p.Pass()
-	if n.API.Answers() != 0 || len(standing(t, n, p.VolumePath())) != 1 {
-		t.Errorf("%d answers, on the volume %+v", n.API.Answers(), standing(t, n, p.VolumePath()))
+	if n.API.Answers() != 0 || len(standing(t, p.VolumePath())) != 1 {
+		t.Errorf("%d answers, on the volume %+v", n.API.Answers(), standing(t, p.VolumePath()))
 	}
 	absent(t, treeOf(n, p))
 	if n.API.Queued(p.UID) {
@@ -172,8 +172,8 @@ func TestAPodOfAnotherNodeIsNoneOfOurs(t *testing.T) {
 	n.API.Change(p.UID, func(p *plan.Pod) { p.Node = "node-b" })
 	p.Grant(home("h/u1", "u1"))
 	p.Pass()
-	if n.API.Answers() != 0 || len(standing(t, n, p.VolumePath())) != 1 {
-		t.Errorf("%d answers, on the volume %+v", n.API.Answers(), standing(t, n, p.VolumePath()))
+	if n.API.Answers() != 0 || len(standing(t, p.VolumePath())) != 1 {
+		t.Errorf("%d answers, on the volume %+v", n.API.Answers(), standing(t, p.VolumePath()))
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
-	"github.com/datalayer/node-mounts/internal/plan"
 )
 
 // errTreeLost says that the tree in the journal is no longer mounted. Everything
@@ -43,7 +42,7 @@ func (a *Agent) treePath(uid string) string { return path.Join(a.podsDir(), uid)
 // volume first and then walks it for fsGroup, through whatever is mounted there
 // already: homes went from 0700 to 2770 and changed owner. It starts the Pod's
 // first process only when it is done.
-func (a *Agent) base(ctx context.Context, s *podState, p plan.Pod) (*beneath.Dir, error) {
+func (a *Agent) base(ctx context.Context, s *podState) (*beneath.Dir, error) {
 	alive, err := a.Processes.Has(s.j.UID)
 	if err != nil {
 		return nil, fmt.Errorf("looking for the Pod's processes: %w", err)
@@ -166,7 +165,7 @@ func (a *Agent) publish(ctx context.Context, s *podState, tree, volume *beneath.
 	if !alive {
 		return notYet("no process of the Pod runs on this node")
 	}
-	memory, err := deadline.Do(ctx, a.Budget, localBound, func() (bool, error) { return a.Table.InMemory(volume) }, nil,
+	memory, err := deadline.On(ctx, a.Budget, localBound, volume, a.Table.InMemory,
 		deadline.Key{Name: "volume:" + s.j.UID, Limit: 2})
 	if err != nil {
 		return err

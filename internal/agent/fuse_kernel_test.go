@@ -144,7 +144,9 @@ func (f *folder) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*
 		n.fill(&out.Attr)
 	case *fs.MemRegularFile:
 		var attr fuse.AttrOut
-		n.Getattr(ctx, nil, &attr)
+		if errno := n.Getattr(ctx, nil, &attr); errno != 0 {
+			return nil, errno
+		}
 		out.Attr = attr.Attr
 	}
 	return child, 0

@@ -87,7 +87,7 @@ func treeOf(n *agenttest.Node, p *agenttest.Pod) string {
 }
 
 // standing are the mounts that the agent's own table has at a place.
-func standing(t testing.TB, n *agenttest.Node, point string) []mnt.Mount {
+func standing(t testing.TB, point string) []mnt.Mount {
 	t.Helper()
 	var k mnt.Kernel // not the agent's: that one counts how often it is read
 	ms, err := k.List()

@@ -21,10 +21,11 @@ type look struct {
 	uid    string
 	pod    plan.Pod
 	mounts []journal.Entry
+	held   []journal.Held
 }
 
 func lookAt(s *podState, p plan.Pod) look {
-	return look{uid: s.j.UID, pod: p, mounts: slices.Clone(s.j.Mounts)}
+	return look{uid: s.j.UID, pod: p, mounts: slices.Clone(s.j.Mounts), held: slices.Clone(s.j.Held)}
 }
 
 func (l look) key() deadline.Key { return deadline.Key{Name: "holders:" + l.uid, Limit: 2} }
@@ -223,7 +224,7 @@ func (a *Agent) holders(ctx context.Context, l look, held []journal.Held) []stri
 }
 
 func (a *Agent) cannotTell(err error) string {
-	return "it cannot be told whether a process still has it: " + strings.ReplaceAll(err.Error(), a.Root, "")
+	return "it cannot be told whether a process still has it: " + strings.NewReplacer(a.Root, "", "\n", "; ").Replace(err.Error())
 }
 
 func (a *Agent) whoHolds(l look, held []journal.Held) []string {
@@ -245,12 +246,15 @@ func (a *Agent) whoHolds(l look, held []journal.Held) []string {
 	// One look at every open file for all of them: mostly there is nothing.
 	holding, err := a.Processes.Holding(there.ps, there.detached(all))
 	none := len(holding) == 0 && err == nil && there.err == nil
+	loose := make(map[mnt.Dev]string)
 	for i, h := range held {
-		switch {
-		case whys[i] != "":
-		case !none:
+		if whys[i] == "" && !none {
 			whys[i] = a.whoHasOpen(there, h)
-		case h.Blind:
+		}
+		if whys[i] == "" {
+			whys[i] = a.whoHasLoose(there, h, slices.Concat(l.held, held), loose)
+		}
+		if whys[i] == "" && h.Blind {
 			whys[i] = "it could not be looked at before it was taken away, so it cannot be told whether a process has a file open in it"
 		}
 	}
@@ -268,20 +272,59 @@ func (a *Agent) whoHasOpen(there around, h journal.Held) string {
 	return ""
 }
 
-// detached leaves out the ids that a mount table shows: the kernel has given
-// them to other mounts since.
-func (there around) detached(ids map[uint64][]int) map[uint64]map[int]bool {
+// whoHasLoose looks for files of the mount's filesystem that are open through a
+// mount that no table shows and none of those known is. Which one it was cannot
+// be told any more: it may have been this. asked has the answers by device.
+func (a *Agent) whoHasLoose(there around, h journal.Held, known []journal.Held, asked map[mnt.Dev]string) string {
+	dev := h.Record.Dev
+	if why, done := asked[dev]; done {
+		return why
+	}
+	ids := there.shown()
+	for _, k := range known { // whoever has one of these is reported for it
+		for _, list := range k.IDs {
+			for _, id := range list {
+				ids[id] = true
+			}
+		}
+	}
+	holding, err := a.Processes.Loose(there.ps, dev, ids)
+	switch {
+	case len(holding) > 0:
+		asked[dev] = fmt.Sprintf("process %d has something of the same filesystem (%s), and no mount table shows how: it may have this", holding[0].PID, holding[0].What)
+	case err != nil:
+		asked[dev] = a.cannotTell(err)
+	default:
+		asked[dev] = ""
+	}
+	return asked[dev]
+}
+
+// shown are the ids of all mounts that some table shows.
+func (there around) shown() map[int]bool {
 	shown := make(map[int]bool)
+	for _, c := range there.copies {
+		shown[c.Mount.ID] = true
+	}
 	for _, table := range there.tables {
 		for _, m := range table {
 			shown[m.ID] = true
 		}
 	}
+	return shown
+}
+
+// detached leaves out the ids that a mount table shows: the kernel has given
+// them to other mounts since.
+func (there around) detached(ids map[uint64][]int) map[uint64]map[int]bool {
+	shown := there.shown()
 	out := make(map[uint64]map[int]bool, len(ids))
 	for ns, list := range ids {
 		out[ns] = make(map[int]bool, len(list))
 		for _, id := range list {
-			out[ns][id] = !shown[id]
+			if !shown[id] {
+				out[ns][id] = true
+			}
 		}
 	}
 	return out

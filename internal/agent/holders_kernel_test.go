@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agent"
@@ -81,4 +84,51 @@ func TestWhatCouldNotBeLookedAtIsNeverCalledRevoked(t *testing.T) {
 	p.MustAnswer(grant.StateDegraded, []string{"u2"}, codes("u1", "HELD"))
 	must(t, p.Ctr.Stop())
 	p.MustAnswer(grant.StateReady, []string{"u2"}, nil)
+}
+
+// A file that was opened through a namespace of the user's own stays open when
+// that has ended. Its mount is in no table then.
+func TestAFileLeftOverFromANamespaceThatHasEndedIsFound(t *testing.T) {
+	t.Parallel()
+	n, p := granted(t)
+	user := p.Ctr.AsUser(userID, groupID)
+	must(t, p.Ctr.PinPrivate(in+"u1/f"))
+	stat, err := p.Ctr.PinRead("/proc/self/stat")
+	must(t, err)
+	pid, _, _ := strings.Cut(string(stat), " ")
+	h, err := user.Hold("/proc/" + pid + "/root" + in + "u1/f")
+	must(t, err)
+	must(t, p.Ctr.Unpin())
+	mustHold(t, n, p, func() {
+		if b, err := user.HeldRead(h); err != nil || len(b) == 0 {
+			t.Errorf("the user reads %q, %v: this held nothing", b, err)
+		}
+		must(t, user.Drop(h))
+	})
+}
+
+// Somebody on the node mounted something in the published copy of a grant. It is
+// not the agent's to take, and keeps that copy; once it has gone, so does the rest.
+func TestAGrantThatTheNodeHasMountedIntoIsRevokedOnceThatHasGone(t *testing.T) {
+	t.Parallel()
+	n, p := granted(t)
+	foreign := filepath.Join(p.VolumePath(), "u1", "foreign")
+	must(t, os.Mkdir(foreign, 0o755))
+	must(t, unix.Mount("other", foreign, "tmpfs", 0, ""))
+	p.Grant(home("h/u2", "u2"))
+	for range 2 {
+		p.MustAnswer(grant.StateDegraded, []string{"u2"}, codes("u1", "HELD"))
+		if n.Metric("leaked") != 1 {
+			t.Errorf("leaked %v", n.Metric("leaked"))
+		}
+	}
+	must(t, unix.Unmount(foreign, 0))
+	p.MustAnswer(grant.StateReady, []string{"u2"}, nil)
+	if seen := seenBy(t, p.Ctr); len(seen) != 1 {
+		t.Errorf("the container sees %v", seen)
+	}
+	must(t, p.Ctr.Stop())
+	n.API.Delete(p.UID)
+	p.Pass()
+	clean(t, n, p)
 }

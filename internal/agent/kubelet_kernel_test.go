@@ -74,13 +74,13 @@ func TestKubeletsWalkForFsGroupNeverReachesAHomeFolder(t *testing.T) {
 			}
 		}
 		p.Pass()
-		if ms := standing(t, n, p.VolumePath()); len(ms) != 1 || p.Status() != nil {
+		if ms := standing(t, p.VolumePath()); len(ms) != 1 || p.Status() != nil {
 			t.Fatalf("before a process of the Pod exists, its volume has %+v", ms)
 		}
 		pause, err := p.StartContainer(simnode.ContainerOptions{Sandbox: true})
 		must(t, err)
 		p.Pass()
-		if ms := standing(t, n, p.VolumePath()); len(ms) != 2 {
+		if ms := standing(t, p.VolumePath()); len(ms) != 2 {
 			t.Fatalf("with the sandbox started, the volume has %+v", ms)
 		}
 		if i%10 == 0 {
@@ -164,7 +164,7 @@ func TestKubeletsFirstTeardownWithoutGrantsTakesThePublicationAndItsSecondItsOwn
 	if how, err := p.TearDownVolume(); how != "tmpfs" || !errors.Is(err, unix.EBUSY) {
 		t.Fatalf("the first attempt took the branch %q: %v", how, err)
 	}
-	if ms := standing(t, n, p.VolumePath()); len(ms) != 1 {
+	if ms := standing(t, p.VolumePath()); len(ms) != 1 {
 		t.Fatalf("on the volume: %+v", ms)
 	}
 	tearDown(t, p)

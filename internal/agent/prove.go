@@ -21,30 +21,24 @@ import (
 // a mount that stands on the node and is invisible in the sandbox is the worst
 // way to fail. It returns the targets that some container does not see.
 //
-// errNotYet: no proof is possible before a container runs. A mount that was
+// It is not yet possible before a container runs. A mount that was
 // proven once stays so while the containers restart.
 func (a *Agent) prove(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, failed outcome) (map[string]bool, error) {
 	s.dropSeen(p.Uses)
 	open := s.unproven(p.Uses)
 	if len(open) == 0 {
-		if s.allSeen() {
-			return nil, nil
-		}
-		return nil, notYet("no container that mounts the volume is running")
+		return nil, s.provenBefore("no container that mounts the volume is running")
 	}
 	ps, err := a.Processes.Of(s.j.UID)
 	if err != nil && !errors.Is(err, procs.ErrCannotTell) {
-		return nil, fmt.Errorf("looking for the Pod's processes: %w", err)
+		return nil, s.provenBefore(fmt.Sprintf("the Pod's processes cannot be looked for: %v", err))
 	}
 	views, err := proof.Of(a.Processes, open, ps)
 	if errors.Is(err, proof.ErrUnknown) {
-		if s.allSeen() {
-			return nil, nil
-		}
-		return nil, notYet("the container's processes cannot be seen (the agent needs hostPID)")
+		return nil, s.provenBefore("the container's processes cannot be seen (the agent needs hostPID)")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading a container's mounts: %w", err)
+		return nil, s.provenBefore(fmt.Sprintf("the container's mounts cannot be read: %v", err))
 	}
 	for i, e := range s.j.Mounts {
 		hides := func(v proof.View) bool { return !v.Sees(e.Target, *e.Record) }
@@ -54,7 +48,7 @@ func (a *Agent) prove(ctx context.Context, s *podState, p plan.Pod, tree *beneat
 			s.j.Mounts[i].Record = &rec
 		}
 	}
-	return s.look(views, failed), nil
+	return a.look(s, views, failed)
 }
 
 // current is the record under the name that the mount's root has now.
@@ -66,28 +60,32 @@ func (a *Agent) current(ctx context.Context, tree *beneath.Dir, target string, r
 // placeOf says what stands at target, with a deadline: entering an NFS mount may
 // ask its server.
 func (a *Agent) placeOf(ctx context.Context, tree *beneath.Dir, target string) (mnt.Place, error) {
-	return deadline.Do(ctx, a.Budget, localBound, func() (mnt.Place, error) {
+	return deadline.On(ctx, a.Budget, localBound, tree, func(tree *beneath.Dir) (mnt.Place, error) {
 		dir, err := tree.Open(target)
 		if err != nil {
 			return mnt.Place{}, err
 		}
 		defer dir.Close()
+		tree.Close()
 		return a.Table.At(dir)
-	}, nil, deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: 1})
+	}, deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: 1})
 }
 
 // look compares the journal with what containers see.
-func (s *podState) look(views []proof.View, failed outcome) map[string]bool {
+func (a *Agent) look(s *podState, views []proof.View, failed outcome) (map[string]bool, error) {
 	hidden := make(map[string]bool)
+	first := false
 	for _, v := range views {
 		if s.seen[v.Use.ID] == nil {
 			s.seen[v.Use.ID] = make(map[string]bool)
 		}
-		for _, e := range s.j.Mounts {
+		for i, e := range s.j.Mounts {
 			switch {
 			case e.State != journal.Mounted || s.seen[v.Use.ID][e.Target]:
 			case v.Sees(e.Target, *e.Record):
 				s.seen[v.Use.ID][e.Target] = true
+				first = first || !e.Proven
+				s.j.Mounts[i].Proven = true
 			default:
 				hidden[e.Target] = true
 				failed.add(e.Target, grant.CodeMountFailed, fmt.Sprintf(
@@ -95,32 +93,21 @@ func (s *podState) look(views []proof.View, failed outcome) map[string]bool {
 			}
 		}
 	}
-	return hidden
+	if !first {
+		return hidden, nil
+	}
+	return hidden, a.save(s)
 }
 
-// dropSeen forgets containers that are no longer there. What they have seen
-// stays known by target under everSeen.
+// dropSeen forgets containers that are no longer there. That a mount was proven
+// in one of them stays in the journal.
 func (s *podState) dropSeen(uses []plan.Use) {
-	running := map[string]bool{everSeen: true}
-	for _, u := range uses {
-		running[u.ID] = true
-	}
-	for id, targets := range s.seen {
-		if running[id] {
-			continue
+	for id := range s.seen {
+		if !slices.ContainsFunc(uses, func(u plan.Use) bool { return u.ID == id }) {
+			delete(s.seen, id)
 		}
-		for t := range targets {
-			if s.seen[everSeen] == nil {
-				s.seen[everSeen] = make(map[string]bool)
-			}
-			s.seen[everSeen][t] = true
-		}
-		delete(s.seen, id)
 	}
 }
-
-// everSeen is the key in seen for containers that have ended.
-const everSeen = ""
 
 // unproven are the running containers that have not been seen to have every
 // standing mount.
@@ -140,16 +127,13 @@ func (s *podState) unproven(uses []plan.Use) []plan.Use {
 	return open
 }
 
-// allSeen tells whether every standing mount has been seen by some container.
-func (s *podState) allSeen() bool {
+// provenBefore is nil where every standing mount has been proven in some
+// container of the Pod, and else says that there is no proof yet, and why.
+func (s *podState) provenBefore(why string) error {
 	for _, e := range s.j.Mounts {
-		found := e.State != journal.Mounted
-		for _, targets := range s.seen {
-			found = found || targets[e.Target]
-		}
-		if !found {
-			return false
+		if e.State == journal.Mounted && !e.Proven {
+			return notYet("%s", why)
 		}
 	}
-	return true
+	return nil
 }

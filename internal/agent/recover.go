@@ -93,7 +93,8 @@ func ours(mounts []mnt.Mount, volume string) []mnt.Dev {
 	return devs
 }
 
-// entries are the grants that stand in the tree, with what is to become of them.
+// entries are the grants that stand in the tree or may have left something in it,
+// with what is to become of them.
 func entries(known []journal.Entry, mounts []mnt.Mount, tree mnt.Mount, renamed sameRoot) []journal.Entry {
 	var out []journal.Entry
 	for _, m := range mounts {
@@ -112,6 +113,13 @@ func entries(known []journal.Entry, mounts []mnt.Mount, tree mnt.Mount, renamed 
 		out = append(out, proven(e, m, renamed))
 		if slices.ContainsFunc(mounts, func(on mnt.Mount) bool { return on.Parent == m.ID && on.Point == m.Point }) {
 			out[len(out)-1].State = journal.Revoking // something else stands on it
+		}
+	}
+	for _, e := range known {
+		if !slices.ContainsFunc(out, func(o journal.Entry) bool { return o.Target == e.Target }) {
+			// It does not stand, but its empty folder may.
+			e.State = journal.Revoking
+			out = append(out, e)
 		}
 	}
 	slices.SortFunc(out, func(x, y journal.Entry) int { return cmp.Compare(position(known, x), position(known, y)) })

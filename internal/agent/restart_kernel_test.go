@@ -226,8 +226,8 @@ func TestASweepRepairsWhatOthersUnmounted(t *testing.T) {
 	sweep()
 	must(t, unix.Unmount(treeOf(n, p), unix.MNT_DETACH))
 	sweep()
-	if seen := seenBy(t, p.Ctr); len(seen["u1"]) != 1 || len(seen["u2"]) != 1 || len(standing(t, n, p.VolumePath())) != 2 {
-		t.Errorf("the container sees %v, the volume has %v", seen, standing(t, n, p.VolumePath()))
+	if seen := seenBy(t, p.Ctr); len(seen["u1"]) != 1 || len(seen["u2"]) != 1 || len(standing(t, p.VolumePath())) != 2 {
+		t.Errorf("the container sees %v, the volume has %v", seen, standing(t, p.VolumePath()))
 	}
 }
 
@@ -250,7 +250,7 @@ func TestATreeWhosePodIsGoneIsReleasedWithoutAJournal(t *testing.T) {
 func TestOfTwoPublicationsBothGoAndKubeletsVolumeStays(t *testing.T) {
 	t.Parallel()
 	n, p := granted(t)
-	own := standing(t, n, p.VolumePath())[0]
+	own := standing(t, p.VolumePath())[0]
 	func() {
 		tree, err := beneath.OpenRoot(treeOf(n, p))
 		must(t, err)
@@ -261,14 +261,14 @@ func TestOfTwoPublicationsBothGoAndKubeletsVolumeStays(t *testing.T) {
 		_, err = (&mnt.Kernel{}).Publish(tree, volume)
 		must(t, err)
 	}()
-	if ms := standing(t, n, p.VolumePath()); len(ms) != 3 {
+	if ms := standing(t, p.VolumePath()); len(ms) != 3 {
 		t.Fatalf("on the volume: %+v", ms)
 	}
 	n.Restart()
 	p.MustAnswer(grant.StateReady, []string{"u1", "u2"}, nil)
 	p.Annotate(nil)
 	p.Pass()
-	if ms := standing(t, n, p.VolumePath()); len(ms) != 1 || ms[0].ID != own.ID {
+	if ms := standing(t, p.VolumePath()); len(ms) != 1 || ms[0].ID != own.ID {
 		t.Errorf("on the volume: %+v, want kubelet's own %+v", ms, own)
 	}
 	must(t, p.Ctr.Stop())
@@ -313,7 +313,7 @@ func TestAfterARebootMountsAreMadeAnewOnceKubeletHasStartedThePodAgain(t *testin
 	n.Restart()
 	must(t, p.SetUpVolume(false))
 	p.Pass()
-	if ms := standing(t, n, p.VolumePath()); len(ms) != 1 {
+	if ms := standing(t, p.VolumePath()); len(ms) != 1 {
 		t.Errorf("before the Pod's first process the volume has %+v", ms)
 	}
 	p.Start(simnode.ContainerOptions{})

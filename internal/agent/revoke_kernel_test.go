@@ -275,23 +275,31 @@ func TestAChangedGrantIsMountedBesideTheOldOneThatIsHeld(t *testing.T) {
 
 func TestAVolumeOfThePodOnTheSameClaimIsNoCopy(t *testing.T) {
 	t.Parallel()
-	n := agenttest.NewNode(t)
-	n.Home("h/u1/sub", 0o777, "f")
-	p := n.NewPod("pod")
-	must(t, p.SetUpVolume(false))
-	p.Start(simnode.ContainerOptions{ExtraBinds: map[string]string{
-		filepath.Join(n.Claim, "h/u1"):     "/whole",
-		filepath.Join(n.Claim, "h/u1/sub"): "/part",
-		n.Claim:                            "/claim",
-	}})
-	n.API.Change(p.UID, func(p *plan.Pod) { p.OtherPaths = []string{"/whole", "/part", "/claim"} })
-	p.Grant(home("h/u1", "u1"))
-	p.MustAnswer(grant.StateReady, []string{"u1"}, nil)
-	p.Grant()
-	mustBeQuick(t, p)
-	p.MustHave(grant.StateReady, nil, nil)
-	if _, err := p.Ctr.ReadFile("/whole/sub/f"); err != nil {
-		t.Error(err)
+	for name, flags := range map[string]uintptr{"with its own flags": 0, "with a grant's flags": unix.MS_NOSUID | unix.MS_NODEV} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := agenttest.NewNode(t)
+			fs := filepath.Join(n.Claim, "h")
+			must(t, os.Mkdir(fs, 0o755))
+			must(t, unix.Mount("other", fs, "tmpfs", flags, "mode=0755"))
+			n.Home("h/u1/sub", 0o777, "f")
+			p := n.NewPod("pod")
+			must(t, p.SetUpVolume(false))
+			p.Start(simnode.ContainerOptions{ExtraBinds: map[string]string{
+				filepath.Join(fs, "u1"):     "/whole",
+				filepath.Join(fs, "u1/sub"): "/part",
+				fs:                          "/fs",
+			}})
+			n.API.Change(p.UID, func(p *plan.Pod) { p.OtherPaths = []string{"/whole", "/part", "/fs"} })
+			p.Grant(home("h/u1", "u1"))
+			p.MustAnswer(grant.StateReady, []string{"u1"}, nil)
+			p.Grant()
+			mustBeQuick(t, p)
+			p.MustHave(grant.StateReady, nil, nil)
+			if _, err := p.Ctr.ReadFile("/whole/sub/f"); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

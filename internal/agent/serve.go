@@ -27,11 +27,18 @@ const (
 	grantsAtOnce = 8
 )
 
-// errNotYet says that kubelet has not come far enough. It is no failure.
-var errNotYet = errors.New("not yet")
+// notYetError says what kubelet has not done yet. It is no failure.
+type notYetError string
+
+func (e notYetError) Error() string { return string(e) }
 
 func notYet(format string, args ...any) error {
-	return fmt.Errorf("%w: %s", errNotYet, fmt.Sprintf(format, args...))
+	return notYetError(fmt.Sprintf(format, args...))
+}
+
+func isNotYet(err error) bool {
+	_, ok := errors.AsType[notYetError](err)
+	return ok
 }
 
 // serve brings the Pod to what its annotation asks for, and answers once.
@@ -61,9 +68,9 @@ func (a *Agent) provide(ctx context.Context, s *podState, p plan.Pod, pl plan.Pl
 	if len(steps.Grant)+len(steps.Keep)+len(s.j.Mounts) == 0 {
 		return a.conclude(ctx, s, p, pl.Hash, failed, nil)
 	}
-	tree, err := a.base(ctx, s, p)
+	tree, err := a.base(ctx, s)
 	switch {
-	case errors.Is(err, errNotYet):
+	case isNotYet(err):
 		return a.waitFor(ctx, s, p, pl.Hash, failed, err)
 	case errors.Is(err, errTreeLost):
 		a.Log.Warn("preparing the Pod's tree", "pod", s.j.Ref(), "error", err)
@@ -80,7 +87,7 @@ func (a *Agent) provide(ctx context.Context, s *podState, p plan.Pod, pl plan.Pl
 		return 0, err
 	}
 	hidden, err := a.prove(ctx, s, p, tree, failed)
-	if errors.Is(err, errNotYet) {
+	if isNotYet(err) {
 		return a.waitFor(ctx, s, p, pl.Hash, failed, err)
 	}
 	if err != nil {
@@ -115,10 +122,11 @@ func (a *Agent) refuseWhole(s *podState, p plan.Pod, pl plan.Plan, steps plan.St
 
 // waitFor looks again soon, and after patience tells the Pod what it waits for.
 // Until then nothing is written: the answer is either what was asked or a
-// reason, not a progress report.
+// reason, not a progress report. Only an answer that is no longer true is
+// replaced at once.
 func (a *Agent) waitFor(ctx context.Context, s *podState, p plan.Pod, hash string, failed outcome, why error) (time.Duration, error) {
 	waited := a.Clock.Since(s.since)
-	if waited < patience {
+	if waited < patience && !overstates(p.Ready, hash, &s.j) {
 		a.show(s, phaseWaiting, nil)
 		return min(max(firstLook, waited/4), lastLook), nil
 	}
@@ -128,6 +136,19 @@ func (a *Agent) waitFor(ctx context.Context, s *podState, p plan.Pod, hash strin
 		again = lastLook
 	}
 	return again, err
+}
+
+// overstates tells whether the answer that the Pod has calls something mounted
+// that does not stand: after a reboot, until kubelet has started the Pod again.
+func overstates(ready *string, hash string, j *journal.Pod) bool {
+	if ready == nil {
+		return false
+	}
+	st, err := grant.DecodeStatus(*ready)
+	return err == nil && st.Hash == hash && slices.ContainsFunc(st.Mounted, func(target string) bool {
+		e := j.Find(target)
+		return e == nil || e.State != journal.Mounted
+	})
 }
 
 // conclude answers, and says when to look again: when the next failed grant is

@@ -271,7 +271,7 @@ func TestAVolumeOnDiskIsNeverPublishedOn(t *testing.T) {
 	if st := p.Status(); st != nil {
 		t.Errorf("answered %+v", st)
 	}
-	if ms := standing(t, n, p.VolumePath()); len(ms) != 0 {
+	if ms := standing(t, p.VolumePath()); len(ms) != 0 {
 		t.Errorf("on the volume: %+v", ms)
 	}
 	absent(t, filepath.Join(n.Claim, "h"))

@@ -152,13 +152,21 @@ func TestManySourcesOnOneHungStorageStayWithinItsThreads(t *testing.T) {
 func TestAGrantWhoseStorageHangsIsDeadUntilItAnswersAgain(t *testing.T) {
 	t.Parallel()
 	n, s, _ := withStorage(t)
-	p := n.RunningPod("pod")
-	p.Grant(dataset("remote/u1", "u1"), home("h/u2", "u2"))
-	p.MustAnswer(grant.StateReady, []string{"u1", "u2"}, nil)
+	p, q := n.RunningPod("pod"), n.RunningPod("other")
+	for _, p := range []*agenttest.Pod{p, q} {
+		p.Grant(dataset("remote/u1", "u1"), home("h/u2", "u2"))
+		p.MustAnswer(grant.StateReady, []string{"u1", "u2"}, nil)
+	}
 	before := ids(t, n, p)
 	s.hang()
 	must(t, n.Agent.Sweep(t.Context()))
 	p.MustAnswer(grant.StateDegraded, []string{"u1", "u2"}, codes("u1", "MOUNT_DEAD"))
+	// A Pod that goes is released although nothing can be asked.
+	must(t, q.Ctr.Stop())
+	n.API.Delete(q.UID)
+	mustBeQuick(t, q)
+	absent(t, treeOf(n, q))
+	tearDown(t, q)
 	// The agent that comes back adopts it without asking the storage.
 	n.Restart()
 	p.MustAnswer(grant.StateReady, []string{"u1", "u2"}, nil)
@@ -166,6 +174,7 @@ func TestAGrantWhoseStorageHangsIsDeadUntilItAnswersAgain(t *testing.T) {
 	p.MustAnswer(grant.StateDegraded, []string{"u1", "u2"}, codes("u1", "MOUNT_DEAD"))
 	undisturbed(t, n, p, before)
 	s.answer()
+	eventually(t, "the lost thread has come back", nil, func() bool { return n.Budget.Lost() == 0 })
 	must(t, n.Agent.Sweep(t.Context()))
 	p.MustAnswer(grant.StateReady, []string{"u1", "u2"}, nil)
 	undisturbed(t, n, p, before)

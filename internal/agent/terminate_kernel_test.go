@@ -36,7 +36,7 @@ func TestATerminatingPodSavesIntoItsHomeAndIsReleasedWhenItsLastProcessEnds(t *t
 	n.API.Queued(p.UID)
 	must(t, p.Ctr.Stop())
 	p.Pass()
-	if seen := standing(t, n, filepath.Join(treeOf(n, p), "u1")); len(seen) != 1 {
+	if seen := standing(t, filepath.Join(treeOf(n, p), "u1")); len(seen) != 1 {
 		t.Errorf("with a process left, the tree has %+v", seen)
 	}
 	// No event of the API is needed: the end of the last process asks for a pass.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/obs"
 )
 
@@ -34,6 +35,12 @@ type refusal struct {
 func (r *refusal) Error() string { return r.err.Error() }
 func (r *refusal) Unwrap() error { return r.err }
 
+// Hint says what to do about it.
+func (r *refusal) Hint() string { return r.hint }
+
+// Usage tells whether the command line is what is wrong.
+func (r *refusal) Usage() bool { return r.status == exitUsage }
+
 func usage(err error, hint string, args ...any) error {
 	return &refusal{err, fmt.Sprintf(hint, args...), exitUsage}
 }
@@ -48,7 +55,11 @@ func New(version string) *cobra.Command {
 	return newCommand(version, os.LookupEnv, os.Geteuid)
 }
 
-func newCommand(version string, env func(string) (string, bool), euid func() int) *cobra.Command {
+// Edit changes what the agent is made of before it is made. The command's own
+// agent is made as it is; a test's dies at a chosen call by one.
+type Edit func(cfg *agent.Config) error
+
+func newCommand(version string, env func(string) (string, bool), euid func() int, edits ...Edit) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "node-mounts-agent",
 		Short: "Mount what grant annotations ask for into the running Pods of this node",
@@ -70,20 +81,9 @@ every mount standing.`,
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usage(err, "see %s --help", cmd.Name())
 	})
-	cmd.Flags().SortFlags = false
-	for _, o := range Options() {
-		help := o.Help
-		if o.Env != "" {
-			help += " [" + o.Env + "]"
-		}
-		cmd.Flags().Var(&value{text: o.Default, kind: o.Type}, o.Flag, help)
-	}
+	addFlags(cmd, Options())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		flag := func(name string) (string, bool) {
-			f := cmd.Flags().Lookup(name)
-			return f.Value.String(), f.Changed
-		}
-		s, err := resolve(flag, env)
+		s, err := resolve(lookUp(cmd), env)
 		if err != nil {
 			return err
 		}
@@ -95,9 +95,28 @@ every mount standing.`,
 		if err != nil {
 			return err
 		}
-		return run(cmd.Context(), version, s, log)
+		return run(cmd.Context(), version, s, log, edits...)
 	}
 	return cmd
+}
+
+func addFlags(cmd *cobra.Command, options []Option) {
+	cmd.Flags().SortFlags = false
+	for _, o := range options {
+		help := o.Help
+		if o.Env != "" {
+			help += " [" + o.Env + "]"
+		}
+		cmd.Flags().Var(&value{text: o.Default, kind: o.Type}, o.Flag, help)
+	}
+}
+
+// lookUp finds what a flag was set to, if it was.
+func lookUp(cmd *cobra.Command) func(name string) (string, bool) {
+	return func(name string) (string, bool) {
+		f := cmd.Flags().Lookup(name)
+		return f.Value.String(), f.Changed
+	}
 }
 
 // value is a flag's value: text, whose shape is checked with the option's own
@@ -110,10 +129,10 @@ func (v *value) Type() string       { return v.kind }
 
 // Main runs the command and returns its exit status. The first SIGTERM or SIGINT
 // ends the agent in order, the second at once.
-func Main(version string, args []string, stdout, stderr io.Writer) int {
+func Main(version string, args []string, stdout, stderr io.Writer, edits ...Edit) int {
 	ctx, stop := untilSignal()
 	defer stop()
-	cmd := New(version)
+	cmd := newCommand(version, os.LookupEnv, os.Geteuid, edits...)
 	cmd.SetArgs(args)
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)

@@ -156,8 +156,16 @@ const maxPerNodeLimit = 20000
 
 // resolve gives every option its value. flag and env look one up.
 func resolve(flag, env func(string) (string, bool)) (settings, error) {
+	s, err := resolveThese(Options(), flag, env)
+	if err != nil {
+		return s, err
+	}
+	return s, apart(s)
+}
+
+func resolveThese(options []Option, flag, env func(string) (string, bool)) (settings, error) {
 	var s settings
-	for _, o := range Options() {
+	for _, o := range options {
 		value, origin := o.Default, "--"+o.Flag
 		if v, ok := flag(o.Flag); ok {
 			value = v
@@ -171,7 +179,7 @@ func resolve(flag, env func(string) (string, bool)) (settings, error) {
 			return s, usage(fmt.Errorf("%s %.80q: %w", origin, value, err), "--%s: %s", o.Flag, o.Help)
 		}
 	}
-	return s, apart(s)
+	return s, nil
 }
 
 func orEnv(o Option) string {

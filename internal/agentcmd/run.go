@@ -17,6 +17,7 @@ import (
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/kube"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/obs"
@@ -47,7 +48,7 @@ type node struct {
 
 // run assembles the agent and runs it until ctx ends, which is no error. Every
 // mount is left standing: the next agent adopts them.
-func run(ctx context.Context, version string, s settings, log *slog.Logger) error {
+func run(ctx context.Context, version string, s settings, log *slog.Logger, edits ...Edit) error {
 	kube.RouteLogs(log)
 	client, err := kube.Connect(s.kubeconfig, "node-mounts-agent/"+version)
 	switch {
@@ -71,13 +72,23 @@ func run(ctx context.Context, version string, s settings, log *slog.Logger) erro
 	recorder := obs.NewRecorder(version, obs.KernelRelease())
 	group, ctx := errgroup.WithContext(ctx)
 	budget := &deadline.Budget{}
-	gateway, err := agent.New(ctx, agent.Config{
+	cfg := agent.Config{
 		Policy: pol, Root: s.root, Kubelet: s.kubelet, BootID: boot,
 		Claim: agent.Claim{Path: s.sharedRoot, Owner: s.owner, Bound: agent.DefaultBound},
 		Table: &mnt.Kernel{}, Processes: procs.New(procDir), API: controller, Budget: budget,
 		Metrics: recorder, Clock: clock.RealClock{}, Log: log,
-	})
-	if err != nil {
+	}
+	for _, edit := range edits {
+		if err := edit(&cfg); err != nil {
+			return err
+		}
+	}
+	gateway, err := agent.New(ctx, cfg)
+	switch {
+	case errors.Is(err, journal.ErrLocked):
+		return refuse(fmt.Errorf("an agent runs on this node already, or Pods of it are being recovered: %w", err),
+			"end the other process, or give this one a folder of its own (--root)")
+	case err != nil:
 		return refuse(fmt.Errorf("open the agent's own folder: %w", err), "check --root: a host path that root may write to")
 	}
 	defer gateway.Close()

@@ -105,6 +105,15 @@ func (d *Dir) Close() {
 	}
 }
 
+// Dup opens the same directory once more.
+func (d *Dir) Dup() (*Dir, error) {
+	fd, err := unix.FcntlInt(uintptr(d.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "dup", Path: d.path, Err: err}
+	}
+	return &Dir{fd: fd, path: d.path}, nil
+}
+
 // Fd is the O_PATH descriptor, owned by d.
 func (d *Dir) Fd() int { return d.fd }
 

@@ -1,78 +1,176 @@
-// Package cli is the node-mounts command.
+// Package cli is the node-mounts command, which is a plugin of kubectl too.
 package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
 
-// Exit statuses.
+// programName is what the command is called, and pluginName what kubectl looks
+// for when it is asked for `kubectl node-mounts`: a dash in the words of a plugin
+// is an underscore in the file's name. completerName is what it asks for
+// completions.
 const (
-	exitOK = iota
-	exitError
-	exitUsage
+	programName   = "node-mounts"
+	pluginName    = "kubectl-node_mounts"
+	completerName = "kubectl_complete-node_mounts"
 )
 
-// usageError is a command line that cannot be understood.
-type usageError struct{ error }
-
-// hinted is an error with what to do about it.
-type hinted struct {
-	error
-	hint string
+// Invocation is how the program was started.
+type Invocation struct {
+	// Args are all words of the command line, the program's name included: it says
+	// whether kubectl started it.
+	Args []string
+	// In is what `-f -` reads.
+	In io.Reader
+	// Out takes results, Err errors ("error:") and what to do about them ("hint:").
+	Out, Err io.Writer
+	// Version is the program's.
+	Version string
 }
 
-func (h hinted) Unwrap() error { return h.error }
-
-// Run executes the command line and returns the exit status. Results go to out,
-// errors to errOut as "error:" and "hint:".
-func Run(ctx context.Context, args []string, out, errOut io.Writer) int {
-	root := newRoot()
+// Run executes the command line and returns the exit status, one of
+// ExitStatuses.
+func Run(ctx context.Context, inv Invocation) int {
+	name, args := programName, inv.Args[1:]
+	switch strings.TrimSuffix(filepath.Base(inv.Args[0]), ".exe") {
+	case pluginName:
+		name = "kubectl " + programName
+	case completerName:
+		name, args = "kubectl "+programName, append([]string{cobra.ShellCompRequestCmd}, args...)
+	}
+	root := newRoot(name, inv.Version)
 	root.SetArgs(args)
-	root.SetOut(out)
-	root.SetErr(errOut)
+	root.SetIn(inv.In)
+	root.SetOut(inv.Out)
+	root.SetErr(inv.Err)
 	err := root.ExecuteContext(ctx)
-	if err == nil {
-		return exitOK
-	}
-	fmt.Fprintln(errOut, "error:", err)
-	if h, ok := errors.AsType[hinted](err); ok {
-		fmt.Fprintln(errOut, "hint:", h.hint)
-	}
-	if _, ok := errors.AsType[usageError](err); ok {
-		fmt.Fprintln(errOut, "hint: node-mounts --help lists the commands and their flags")
-		return exitUsage
-	}
-	return exitError
+	report(inv.Err, name, err)
+	return exitStatus(err)
 }
 
-func newRoot() *cobra.Command {
+// Command is the command as documentation shows it.
+func Command() *cobra.Command { return newRoot(programName, "") }
+
+func newRoot(name, version string) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "node-mounts",
-		Short:         "Mounts storage into Kubernetes Pods that are already running",
+		Use:   programName,
+		Short: "Puts folders into Kubernetes Pods that are already running",
+		Long: `node-mounts grants folders to Pods that are already running, takes them away
+again, and tells what became of it. What it asks for is an annotation of the
+Pod; the agent on the Pod's node mounts it and answers.`,
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: name},
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("unknown command %q", args[0])}
-			}
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
 			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		}
+		cmd.SuggestionsMinimumDistance = 2
+		err := fmt.Errorf("unknown command %q", args[0])
+		if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+			err = hinted{err, "did you mean `" + programName + " " + like[0] + "`?"}
+		}
+		return err
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newDemo())
+	root.AddCommand(
+		newGrant(), newRevoke(), newWait(), newStatus(),
+		newExplain(), newRecover(), newDemo(), newVersion(version),
+	)
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range all(root) {
+		if !cmd.Runnable() { // cobra's own: it would answer anything with its help
+			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+		cmd.Args = asUsage(cmd.Args)
+		cmd.Example = strings.ReplaceAll(cmd.Example, programName+" ", name+" ")
+	}
 	return root
 }
 
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{fmt.Errorf("%s takes no arguments, got %q", cmd.CommandPath(), args[0])}
+// all are the command and everything below it.
+func all(cmd *cobra.Command) []*cobra.Command {
+	out := []*cobra.Command{cmd}
+	for _, c := range cmd.Commands() {
+		out = append(out, all(c)...)
 	}
+	return out
+}
+
+// asUsage makes wrong arguments an error of usage, also in cobra's own commands.
+func asUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	if check == nil {
+		return nil
+	}
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}
+
+// takes checks the number of arguments and says what they are: "POD", "TARGET...".
+func takes(least, most int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < least:
+			return fmt.Errorf("%s needs %s", cmd.CommandPath(), what)
+		case most >= 0 && len(args) > most && most == 0:
+			return fmt.Errorf("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
+		case most >= 0 && len(args) > most:
+			return fmt.Errorf("%s takes %s and nothing more, got %q", cmd.CommandPath(), what, args[most])
+		}
+		return nil
+	}
+}
+
+// output is the form of a result. The first of a command's forms is the default.
+type output string
+
+const (
+	table    output = "table"
+	wide     output = "wide"
+	asJSON   output = "json"
+	asYAML   output = "yaml"
+	readable output = "text"
+)
+
+// bind adds -o for the forms that a command has.
+func (o *output) bind(cmd *cobra.Command, forms ...output) {
+	*o = forms[0]
+	var names []string
+	for _, f := range forms {
+		names = append(names, string(f))
+	}
+	cmd.Flags().VarP(&outputFlag{o, forms}, "output", "o", strings.Join(names, ", "))
+	complete(cmd, "output", names...)
+}
+
+// structured tells whether the result is a document rather than a table or text.
+func (o output) structured() bool { return o == asJSON || o == asYAML }
+
+type outputFlag struct {
+	to    *output
+	forms []output
+}
+
+func (f *outputFlag) String() string { return string(*f.to) }
+func (f *outputFlag) Type() string   { return "form" }
+func (f *outputFlag) Set(s string) error {
+	if !slices.Contains(f.forms, output(s)) {
+		return fmt.Errorf("it is one of %v", f.forms)
+	}
+	*f.to = output(s)
 	return nil
 }

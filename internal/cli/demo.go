@@ -1,10 +1,6 @@
 package cli
 
 import (
-	"context"
-	"errors"
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"github.com/datalayer/node-mounts/internal/demo"
@@ -12,29 +8,21 @@ import (
 )
 
 func newDemo() *cobra.Command {
-	var output string
+	var form output
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Shows folders appear in a running sandbox, on this machine and without a cluster",
+		Short: "Show folders appear in a running sandbox, on this machine and without a cluster",
 		Long: `demo makes a node in namespaces of its own, runs the agent on it, and grants
 folders to a sandbox that is already running. Everything it prints is seen from
 inside the sandbox. It needs root, and leaves nothing behind.`,
-		Args: noArgs,
+		Args: takes(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			format := demo.Format(output)
-			if format != demo.Text && format != demo.JSON {
-				return usageError{fmt.Errorf("unknown output %q: it is text or json", output)}
-			}
 			if err := simnode.Enter(); err != nil {
 				return hinted{err, "run it as root, in a container with --privileged"}
 			}
-			err := demo.Run(cmd.Context(), cmd.OutOrStdout(), format)
-			if errors.Is(err, context.Canceled) {
-				return errors.New("interrupted: nothing is left behind")
-			}
-			return err
+			return demo.Run(cmd.Context(), cmd.OutOrStdout(), demo.Format(form))
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", string(demo.Text), "text or json")
+	form.bind(cmd, readable, asJSON)
 	return cmd
 }

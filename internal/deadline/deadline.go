@@ -71,10 +71,39 @@ func (b *Budget) count(keys []Key, n int) {
 // until ctx ends. When call comes back too late its value goes to discard,
 // which releases what it holds; discard may be nil.
 func Do[T any](ctx context.Context, b *Budget, bound time.Duration, call func() (T, error), discard func(T), keys ...Key) (T, error) {
+	if err := b.check(keys); err != nil {
+		var none T
+		return none, err
+	}
+	return run(ctx, b, bound, call, discard, keys)
+}
+
+// Lent is what calls are given a copy of: a descriptor.
+type Lent[D any] interface {
+	Dup() (D, error)
+	Close()
+}
+
+// On is Do for a call on something that the caller may close in the meantime.
+// The call has a copy of its own, which is closed when it comes back, however
+// late: a number that was closed and used again would lead it elsewhere.
+func On[T any, D Lent[D]](ctx context.Context, b *Budget, bound time.Duration, on D, call func(D) (T, error), keys ...Key) (T, error) {
 	var none T
 	if err := b.check(keys); err != nil {
 		return none, err
 	}
+	own, err := on.Dup()
+	if err != nil {
+		return none, err
+	}
+	return run(ctx, b, bound, func() (T, error) {
+		defer own.Close()
+		return call(own)
+	}, nil, keys)
+}
+
+func run[T any](ctx context.Context, b *Budget, bound time.Duration, call func() (T, error), discard func(T), keys []Key) (T, error) {
+	var none T
 	type result struct {
 		value T
 		err   error

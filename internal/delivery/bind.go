@@ -147,7 +147,21 @@ func unmount(ctx context.Context, table mnt.Table, tree *beneath.Dir, target str
 	if err != nil && !errors.Is(err, mnt.ErrNotMounted) {
 		return err
 	}
-	return tree.Rmdir(target)
+	err = tree.Rmdir(target)
+	if errors.Is(err, unix.EBUSY) && !stands(tree, target) {
+		// The folder is also the publication's, where somebody else's mount keeps
+		// a copy in place: who still has that is found like any other holder.
+		return nil
+	}
+	return err
+}
+
+// stands tells whether a mount is at target in the tree itself: one that lay
+// beneath what was taken off.
+func stands(tree *beneath.Dir, target string) bool {
+	dir, err := tree.OpenTarget(target)
+	dir.Close()
+	return errors.Is(err, beneath.ErrMounted)
 }
 
 // Alive implements Delivery.

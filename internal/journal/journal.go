@@ -69,6 +69,8 @@ type Entry struct {
 	State    State         `json:"state"`
 	// Record is there once the mount was made.
 	Record *mnt.Record `json:"record,omitempty"`
+	// Proven: a container of the Pod has been seen to have it.
+	Proven bool `json:"proven,omitempty"`
 }
 
 // Held is a mount that was taken from the tree while a process still has it.
@@ -136,16 +138,25 @@ const (
 
 // Store is the folder of all records. Different Pods may be written at once.
 type Store struct {
-	dir string
+	dir  string
+	held *os.File
 }
 
-// Open makes the folder if it is missing.
+// Open makes the folder if it is missing, and takes it for this process until
+// Close. ErrLocked where another process has it.
 func Open(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	return &Store{dir: dir}, nil
+	held, err := lock(dir)
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	return &Store{dir: dir, held: held}, nil
 }
+
+// Close lets another process have the journal.
+func (s *Store) Close() { unlock(s.held) }
 
 // Load reads every record. A record that cannot be read is set aside under
 // another name and reported: its Pod is then one of which only the tree is
@@ -170,6 +181,30 @@ func (s *Store) Load() ([]Pod, error) {
 		p, err := s.read(uid)
 		if err != nil {
 			bad = append(bad, err, os.Rename(s.path(uid), s.path(uid)+".unreadable"))
+			continue
+		}
+		pods = append(pods, p)
+	}
+	return pods, errors.Join(bad...)
+}
+
+// Read reads every record and changes nothing: what cannot be read is only
+// reported. It is for programs that may be older than the records.
+func (s *Store) Read() ([]Pod, error) {
+	names, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	var pods []Pod
+	var bad []error
+	for _, n := range names {
+		uid, ok := strings.CutSuffix(n.Name(), suffix)
+		if !ok || strings.HasPrefix(n.Name(), tempPrefix) {
+			continue
+		}
+		p, err := s.read(uid)
+		if err != nil {
+			bad = append(bad, err)
 			continue
 		}
 		pods = append(pods, p)

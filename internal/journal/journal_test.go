@@ -35,7 +35,24 @@ func open(t *testing.T) (*journal.Store, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(s.Close)
 	return s, dir
+}
+
+// records are the names in the journal but for the lock's.
+func records(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Name() != "lock" {
+			names = append(names, e.Name())
+		}
+	}
+	return names
 }
 
 func TestARecordComesBackAsItWasSaved(t *testing.T) {
@@ -75,7 +92,7 @@ func TestAWriteThatWasCutOffLeavesTheOldRecord(t *testing.T) {
 	if err != nil || len(pods) != 1 || !reflect.DeepEqual(pods[0], want) {
 		t.Fatalf("%+v, %v", pods, err)
 	}
-	if names, _ := os.ReadDir(dir); len(names) != 1 {
+	if names := records(t, dir); len(names) != 1 {
 		t.Errorf("the half record is still there: %v", names)
 	}
 }
@@ -132,7 +149,7 @@ func TestOnlyAUIDCanNameARecord(t *testing.T) {
 			t.Errorf("%q is not valid", good)
 		}
 	}
-	if names, _ := os.ReadDir(dir); len(names) != 0 {
+	if names := records(t, dir); len(names) != 0 {
 		t.Errorf("left: %v", names)
 	}
 }
@@ -154,5 +171,26 @@ func TestAFullDiskKeepsTheOldRecord(t *testing.T) {
 	}
 	if pods, err := s.Load(); err != nil || len(pods) != 1 || pods[0].Name != want.Name {
 		t.Errorf("%+v, %v", pods, err)
+	}
+}
+
+func TestReadingChangesNothing(t *testing.T) {
+	s, dir := open(t)
+	want := record()
+	if err := s.Save(&want); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"b.json": `{"version":99,"uid":"b"}`, ".new-c": "{"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := records(t, dir)
+	pods, err := s.Read()
+	if err == nil || len(pods) != 1 || !reflect.DeepEqual(pods[0], want) {
+		t.Errorf("%+v, %v", pods, err)
+	}
+	if after := records(t, dir); !reflect.DeepEqual(before, after) {
+		t.Errorf("there is %v, before %v", after, before)
 	}
 }

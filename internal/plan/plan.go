@@ -166,7 +166,8 @@ func (p Plan) Cap(steps Steps, others int, pol Policy) *grant.Refusal {
 	case n > pol.MaxPerPod:
 		msg = fmt.Sprintf("the set asks for %d mounts; a Pod may have %d", n, pol.MaxPerPod)
 	case others+n > pol.MaxPerNode:
-		msg = fmt.Sprintf("the set asks for %d mounts; this node may have %d and has %d in other Pods", n, pol.MaxPerNode, others)
+		// Not how many there are: the answer would change with every other Pod.
+		msg = fmt.Sprintf("the set asks for %d mounts, and with those of its other Pods this node would have more than %d", n, pol.MaxPerNode)
 	default:
 		return nil
 	}

@@ -58,7 +58,7 @@ func (f *Finder) Holding(ps []Process, ids map[uint64]map[int]bool) ([]Holding, 
 			all[id] = all[id] || is
 		}
 	}
-	h := holders{finder: f, ids: all}
+	h := holders{finder: f, ids: all, wanted: func(id, _ int, _ string) bool { return all[id] }}
 	seen := make(map[uint64]bool)
 	for _, p := range ps {
 		h.unread.note(p.PID, h.process(p))
@@ -67,10 +67,13 @@ func (f *Finder) Holding(ps []Process, ids map[uint64]map[int]bool) ([]Holding, 
 	return h.found, h.unread.err("holders of a mount")
 }
 
-// holders is one call of Holding.
+// holders is one call of Holding or Loose.
 type holders struct {
 	finder *Finder
 	ids    map[int]bool
+	// wanted tells whether to report what a link in /proc, a name in a directory,
+	// leads to: the id is its mount's.
+	wanted func(id, dir int, link string) bool
 	found  []Holding
 	unread doubt
 }
@@ -119,7 +122,7 @@ func (h *holders) files(d procDir, at string) error {
 		name := strconv.Itoa(n)
 		id, err := mountID(d.fd, at+"fdinfo/"+name)
 		unread.note(d.pid, err)
-		if err == nil && h.ids[id] {
+		if err == nil && h.wanted(id, d.fd, at+"fd/"+name) {
 			h.add(d.pid, OpenFile, d.name(at+"fd/"+name))
 			left--
 		}
@@ -131,7 +134,7 @@ func (h *holders) files(d procDir, at string) error {
 // link looks where one of the process's links leads, without opening the file.
 func (h *holders) link(d procDir, dir int, at, name, what string) error {
 	id, err := linkMountID(dir, at+name)
-	if err == nil && h.ids[id] {
+	if err == nil && h.wanted(id, dir, at+name) {
 		h.add(d.pid, what, d.name(at+name))
 	}
 	return err
@@ -163,7 +166,7 @@ func (h *holders) maps(d procDir, t task) error {
 		}
 		id, err := linkMountID(dir, "map_files/"+area)
 		unread.note(d.pid, err)
-		if err == nil && h.ids[id] {
+		if err == nil && h.wanted(id, dir, "map_files/"+area) {
 			h.add(d.pid, MappedFile, path)
 			left--
 		}

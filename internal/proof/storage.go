@@ -41,18 +41,20 @@ type Storage struct {
 // cached attribute. Errors: ErrNotAMount, deadline.ErrHung, or the storage's.
 func (s *Storage) Answers(ctx context.Context, tree *beneath.Dir, target string, rec *mnt.Record) error {
 	key := deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: s.PerMount}
-	_, err := deadline.Do(ctx, s.Budget, s.Bound, func() (struct{}, error) {
+	_, err := deadline.On(ctx, s.Budget, s.Bound, tree, func(tree *beneath.Dir) (struct{}, error) {
 		return struct{}{}, s.answers(tree, target, rec)
-	}, nil, key)
+	}, key)
 	return err
 }
 
+// answers closes tree: what follows may hang, and must not keep the tree busy.
 func (s *Storage) answers(tree *beneath.Dir, target string, rec *mnt.Record) error {
 	dir, err := tree.Open(target)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
+	tree.Close()
 	place, err := s.Table.At(dir)
 	if err != nil {
 		return err

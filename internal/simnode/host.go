@@ -46,7 +46,12 @@ func (h *host) operations() map[string]handler {
 // boot gives the host a /proc with nothing mounted in it. A container with a user
 // namespace may mount one of its own only if it sees a complete one already
 // (mount_too_revealing in the kernel), and the agent's has files mounted over.
+// It is private first: where the agent's /proc is shared, the new one would cover
+// that too.
 func boot(request) error {
+	if err := unix.Mount("", "/proc", "", unix.MS_PRIVATE, ""); err != nil {
+		return &fs.PathError{Op: "mount(private)", Path: "/proc", Err: err}
+	}
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return &fs.PathError{Op: "mount", Path: "/proc", Err: err}
 	}

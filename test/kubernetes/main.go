@@ -32,7 +32,7 @@ func main() {
 		"kube-apiserver":          apiserver.NewAPIServerCommand,
 		"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 		"kube-controller-manager": controllers.NewControllerManagerCommand,
-		"kube-scheduler":          scheduler.NewSchedulerCommand,
+		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 		"kubectl":                 kubectl.NewDefaultKubectlCommand,
 	}[name]
 	if !ok {

@@ -99,18 +99,18 @@ func (n *Node) Restart() {
 	n.T.Helper()
 	n.StopAgent()
 	ctx, cancel := context.WithCancel(context.Background())
-	n.stop = cancel
 	n.Metrics, n.Budget = obs.NewRecorder("test", "test"), &deadline.Budget{}
-	var err error
-	n.Agent, err = agent.New(ctx, agent.Config{
+	a, err := agent.New(ctx, agent.Config{
 		Claim:  agent.Claim{Path: n.Claim, Owner: beneath.Owner{UID: 1000, GID: 100}, Bound: n.Bound},
 		Policy: n.Policy, Root: n.Root, Kubelet: n.Kubelet, BootID: n.BootID,
 		Table: n.Mounter, Processes: n.Processes, API: n.API, Budget: n.Budget,
 		Metrics: n.Metrics, Clock: n.Clock, Log: slog.New(slog.NewTextHandler(logWriter{n.T}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
+		cancel()
 		n.T.Fatal(err)
 	}
+	n.Agent, n.stop = a, cancel
 	uids, err := n.Agent.Start(ctx)
 	if err != nil {
 		n.T.Fatal(err)

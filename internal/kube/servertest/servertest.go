@@ -41,6 +41,9 @@ func Start(t testing.TB) *Server {
 	env := &envtest.Environment{BinaryAssetsDirectory: assets}
 	// Pods are made without their service accounts, which a controller would make.
 	env.ControlPlane.GetAPIServer().Configure().Append("disable-admission-plugins", "ServiceAccount")
+	// Its own folder of certificates would go with the first Stop, and Return would
+	// have to serve with others.
+	env.ControlPlane.GetAPIServer().CertDir = t.TempDir()
 	cfg, err := env.Start()
 	if err != nil {
 		t.Fatal(err)
@@ -51,6 +54,22 @@ func Start(t testing.TB) *Server {
 		}
 	})
 	return &Server{env: env, Admin: cfg}
+}
+
+// Leave ends the API server and leaves etcd with what it has.
+func (s *Server) Leave(t testing.TB) {
+	t.Helper()
+	if err := s.env.ControlPlane.GetAPIServer().Stop(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Return starts it again, at the same address and with the same users.
+func (s *Server) Return(t testing.TB) {
+	t.Helper()
+	if err := s.env.ControlPlane.GetAPIServer().Start(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Client is a client with every right.

@@ -1,0 +1,150 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/operator"
+)
+
+// defaultRequestTimeout bounds one request, so that an API server that accepts
+// connections and answers nothing does not hold the terminal for ever.
+const defaultRequestTimeout = 20 * time.Second
+
+// cluster is which API server a command talks to, and as whom: the flags of
+// kubectl, with kubectl's meaning.
+type cluster struct {
+	namespace, context, kubeconfig string
+	everywhere                     bool
+	prefix                         string
+	timeout                        time.Duration
+}
+
+// bind adds the flags to a command.
+func (c *cluster) bind(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVarP(&c.namespace, "namespace", "n", "", "namespace of the Pod; without it that of the kubeconfig")
+	f.StringVar(&c.context, "context", "", "context of the kubeconfig; without it the current one")
+	f.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig to use; without it KUBECONFIG or ~/.kube/config")
+	f.StringVar(&c.prefix, "annotation-prefix", grant.DefaultPrefix, "domain of the annotations and the label")
+	f.DurationVar(&c.timeout, "request-timeout", defaultRequestTimeout, "how long one request may take, 0 for ever")
+	completeWith(cmd, "namespace", c.namespaces)
+	completeWith(cmd, "context", c.contexts)
+}
+
+// bindEverywhere adds -A.
+func (c *cluster) bindEverywhere(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&c.everywhere, "all-namespaces", "A", false, "the Pods of all namespaces")
+}
+
+// session is a connection as a command uses it.
+type session struct {
+	api       corev1client.CoreV1Interface
+	operator  *operator.Client
+	namespace string // "" is all of them
+	names     grant.Names
+}
+
+// connect makes the clients. It sends nothing.
+func (c *cluster) connect() (*session, error) {
+	if problems := validation.IsDNS1123Subdomain(c.prefix); len(problems) > 0 {
+		return nil, usageError{fmt.Errorf("--annotation-prefix %.80q is no domain: %s", c.prefix, problems[0])}
+	}
+	loader := c.loader()
+	namespace, _, err := loader.Namespace()
+	if err != nil {
+		return nil, unusable(err)
+	}
+	cfg, err := loader.ClientConfig()
+	if err != nil {
+		return nil, unusable(err)
+	}
+	cfg.Timeout = c.timeout // of a watch too; who waits begins another
+	cfg.UserAgent = programName
+	cfg.WarningHandler = rest.NoWarnings{}
+	api, err := corev1client.NewForConfig(cfg)
+	if err != nil {
+		return nil, unusable(err)
+	}
+	s := &session{api: api, namespace: namespace, names: grant.NamesFor(c.prefix)}
+	if c.everywhere {
+		s.namespace = metav1.NamespaceAll
+	}
+	s.operator = operator.New(api, s.names)
+	return s, nil
+}
+
+func (c *cluster) loader() clientcmd.ClientConfig {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = c.kubeconfig
+	overrides := &clientcmd.ConfigOverrides{CurrentContext: c.context}
+	overrides.Context.Namespace = c.namespace
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
+}
+
+func unusable(err error) error {
+	if clientcmd.IsEmptyConfig(err) {
+		return hinted{errors.New("there is no kubeconfig, and this is not a Pod"), "set --kubeconfig or KUBECONFIG"}
+	}
+	return hinted{fmt.Errorf("the kubeconfig cannot be used: %w", err), "check --kubeconfig, --context and KUBECONFIG: `kubectl config view` shows what is in them"}
+}
+
+// pod is the Pod that an argument names: "sandbox", or "pod/sandbox" as kubectl
+// prints it.
+func (s *session) pod(arg string) (operator.Pod, error) {
+	name := strings.TrimPrefix(strings.TrimPrefix(arg, "pods/"), "pod/")
+	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+		return operator.Pod{}, usageError{hinted{fmt.Errorf("%.80q is no name of a Pod", arg), "give its name alone; -n chooses the namespace"}}
+	}
+	return operator.Pod{Namespace: s.namespace, Name: name}, nil
+}
+
+// open connects and finds out which Pod is meant.
+func (c *cluster) open(arg string) (*session, operator.Pod, error) {
+	s, err := c.connect()
+	if err != nil {
+		return nil, operator.Pod{}, err
+	}
+	pod, err := s.pod(arg)
+	return s, pod, err
+}
+
+// namespaces and contexts are for completion.
+func (c *cluster) namespaces(ctx context.Context) []string {
+	s, err := c.connect()
+	if err != nil {
+		return nil
+	}
+	list, err := s.api.Namespaces().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, n := range list.Items {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
+func (c *cluster) contexts(context.Context) []string {
+	raw, err := c.loader().RawConfig()
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for name := range raw.Contexts {
+		names = append(names, name)
+	}
+	return names
+}

@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/demo"
+	"github.com/datalayer/node-mounts/operator"
+)
+
+// Exit statuses.
+const (
+	exitOK = iota
+	exitError
+	exitUsage
+	exitChecks
+	exitTimeout
+)
+
+// ExitStatus is one row of the table of exit statuses.
+type ExitStatus struct {
+	Status  int
+	Meaning string
+}
+
+// ExitStatuses is the table of exit statuses.
+func ExitStatuses() []ExitStatus {
+	return []ExitStatus{
+		{exitOK, "done; after a wait: everything asked for is mounted"},
+		{exitError, "an error; after a wait: something is not mounted"},
+		{exitUsage, "the command line cannot be understood"},
+		{exitChecks, "something that was checked is not as it must be"},
+		{exitTimeout, "no answer in time"},
+	}
+}
+
+// usageError is a command line that cannot be understood.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// Usage says so. Errors of other packages have the method too.
+func (usageError) Usage() bool { return true }
+
+// hinted is an error with what to do about it.
+type hinted struct {
+	error
+	hint string
+}
+
+func (h hinted) Unwrap() error { return h.error }
+
+// Hint is what to do. Errors of other packages have the method too.
+func (h hinted) Hint() string { return h.hint }
+
+// timedOut is an answer that did not come in time.
+type timedOut struct{ error }
+
+func (t timedOut) Unwrap() error { return t.error }
+
+// several are errors that are told one by one.
+type several []error
+
+func (s several) Error() string   { return errors.Join(s...).Error() }
+func (s several) Unwrap() []error { return s }
+
+// exitStatus is the one place where an error becomes an exit status.
+func exitStatus(err error) int {
+	var usage interface{ Usage() bool }
+	var late timedOut
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &usage) && usage.Usage():
+		return exitUsage
+	case errors.As(err, &late):
+		return exitTimeout
+	case errors.Is(err, demo.ErrFailed):
+		return exitChecks
+	}
+	return exitError
+}
+
+// report tells the user of an error: what it is, a line each, and what to do,
+// each thing once. name is what the program is called by.
+func report(w io.Writer, name string, err error) {
+	if err == nil {
+		return
+	}
+	if errors.Is(err, context.Canceled) {
+		fmt.Fprintln(w, "error: interrupted")
+		return
+	}
+	errs := several{err}
+	if s, ok := errors.AsType[several](err); ok {
+		errs = s
+	}
+	told := map[string]bool{}
+	var hints []string
+	for _, e := range errs {
+		line := "error: " + plain(strings.ReplaceAll(e.Error(), "\n", "; "))
+		hint := strings.ReplaceAll(hintOf(e, name), "`"+programName, "`"+name)
+		if !told[line] {
+			fmt.Fprintln(w, line)
+		}
+		if hint != "" && !told[hint] {
+			hints = append(hints, hint)
+		}
+		told[line], told[hint] = true, true
+	}
+	for _, h := range hints {
+		fmt.Fprintln(w, "hint:", h)
+	}
+}
+
+// hintOf says what to do about an error, "" where the error says it.
+func hintOf(err error, name string) string {
+	var advice interface{ Hint() string }
+	var refusal *grant.Refusal
+	var usage usageError
+	var unreachable *url.Error
+	switch {
+	case errors.As(err, &advice):
+		return advice.Hint()
+	case errors.As(err, &refusal):
+		return remedy(refusal.Code)
+	case errors.As(err, &usage):
+		return name + " --help lists the commands, and each command's --help its flags"
+	case errors.Is(err, operator.ErrGone):
+		return "`kubectl get pods` lists the Pods; -n chooses the namespace"
+	case errors.Is(err, operator.ErrNoGrant):
+		return "`node-mounts grant` asks for a mount"
+	case errors.Is(err, operator.ErrEnding):
+		return "grant on another Pod"
+	case errors.Is(err, operator.ErrSuperseded):
+		return "`node-mounts wait` waits for the set that the Pod asks for now"
+	case apierrors.IsForbidden(err):
+		return "this needs get, list, watch and patch on pods: `kubectl auth can-i --list` shows what your account may do"
+	case apierrors.IsUnauthorized(err):
+		return "log in to the cluster again, or check --kubeconfig and --context"
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &unreachable):
+		return "the API server does not answer: check --kubeconfig and --context, or raise --request-timeout"
+	}
+	return ""
+}
+
+// remedy is the code table's word on what to do.
+func remedy(code grant.Code) string {
+	for _, c := range grant.Codes() {
+		if c.Code == code {
+			return c.Remedy
+		}
+	}
+	return ""
+}

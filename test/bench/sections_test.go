@@ -1,0 +1,113 @@
+package bench
+
+import (
+	"fmt"
+	"time"
+)
+
+func (r *report) kernel(k kernelResult) {
+	r.say(`
+## One bind
+
+A home folder is mounted into a Pod whose tree is published and whose container runs, and taken away again, which is not
+timed. Microseconds.
+
+- *raw*: openat2, open_tree, mount_setattr, move_mount, and the two descriptors closed.
+- *mount*: packages beneath and mnt: also proves that nothing is mounted there yet, and records what was mounted.
+- *delivery*: also checks the claim, has the storage answer before and after, each on a thread that may be lost, and makes
+  the mount point.
+- *table*: lines of the agent's mount table. Every Pod needs a few; the other mounts are in peer groups of their own.
+`)
+	r.table("Pods", "other mounts", "table", "raw", "mount", "mount / raw", "delivery", "delivery / raw")
+	for _, x := range k.binds {
+		r.row(x.pods, x.others, x.table, x.raw.micros(), x.mnt.micros(), x.mnt.over(x.raw), x.delivery.micros(), x.delivery.over(x.raw))
+	}
+	r.say("\n%d measurements in each way at each size.\n", bindsEach)
+}
+
+func (r *report) passes(k kernelResult) {
+	r.say(`
+## One pass
+
+One call of Reconcile, with a Kubernetes in memory: the node's part of a grant, and the agent's own. Microseconds. *mount
+calls*, *processes* and *journal* are where the time goes, on average: the mount table; /proc (which Pod has which process,
+what its container sees, who holds a mount); records written. The rest is folders, storage, and the agent itself.
+`)
+	for _, p := range k.passes {
+		r.say("\n%s, %d other mounts, a table of %d lines, %d processes on the machine:\n", count(p.pods, "Pod"), p.others, p.table, p.processes)
+		r.table("Pass", "took", "mount calls", "processes", "journal", "rest", "allocations", "kB allocated", "tables read", "answers")
+		for _, s := range p.sorts {
+			n := len(s.took)
+			each := func(d time.Duration) string { return fmt.Sprintf("%.0f", us(d/time.Duration(n))) }
+			rest := s.took.sum()
+			for _, d := range s.spent {
+				rest -= d
+			}
+			r.row(s.name, s.took.micros(), each(s.spent[partMounts]), each(s.spent[partProcesses]), each(s.spent[partJournal]), each(rest+s.spent[partAnswer]),
+				s.allocs/uint64(n), fmt.Sprintf("%.0f", float64(s.bytes)/float64(n)/1e3),
+				fmt.Sprintf("%.1f", float64(s.lists)/float64(n)), fmt.Sprintf("%.1f", float64(s.patches)/float64(n)))
+		}
+	}
+	r.say("\n%d measurements of each.\n", passesEach)
+}
+
+func (r *report) latency(a apiResult) {
+	r.say(`
+## From the annotation
+
+The agent is a process of its own, and so are the API server and etcd (without fsync), all on the same cores. Milliseconds
+from before the annotation is patched.
+
+- *bare*: the same patch on a Pod that another process answers at once, with the same kind of client and patch, from a
+  plain watch and without mounting: patch, watch, patch, watch.
+- *visible*: the file in the mounted folder can be seen in the container, looked at through /proc/PID/root.
+- *ready*: a watcher has the answer to this set.
+- *first* is a Pod's first mount (its tree is made and published), *next* one more.
+`)
+	r.table("Pods", "bare", "first visible", "first ready", "ready / bare", "next visible", "next ready", "ready / bare")
+	for _, l := range append(a.latencies[:len(a.latencies):len(a.latencies)], a.full) {
+		where := fmt.Sprint(l.pods)
+		if l.others > 0 {
+			where += fmt.Sprintf(", %d mounts on the node", a.filledTable)
+		}
+		r.row(where, l.bare.millis(), l.visible.millis(), l.ready.millis(), l.ready.over(l.bare),
+			l.nextVisible.millis(), l.nextReady.millis(), l.nextReady.over(l.bare))
+	}
+	r.say("\n%d turns for each number of Pods, one Pod after the other; %d among %d mounts.\n", turns, sweepTurns, fullMounts)
+
+	r.say("\nMany at once:\n")
+	r.table("What", "measured", "bare", "ready", "ready / bare")
+	r.row(fmt.Sprintf("%d Pods, one mount each", atOncePods), "each Pod", a.atOnce.bare.millis(), a.atOnce.ready.millis(), a.atOnce.ready.over(a.atOnce.bare))
+	r.row(fmt.Sprintf("%d Pods, one mount each", atOncePods), "until the last", a.atOnce.bareAll.millis(), a.atOnce.readyAll.millis(), a.atOnce.readyAll.over(a.atOnce.bareAll))
+	r.row(fmt.Sprintf("one Pod, %d mounts", setSize), "the Pod", a.setBare.millis(), a.set.millis(), a.set.over(a.setBare))
+	r.say("\n%d rounds of the Pods, %d of the set.\n", rounds, setRounds)
+	r.say(`
+Patches of one Pod whose set changed %d times, by the API server's own count: the agent sent %d that were accepted and %d
+that were refused because the Pod had changed.
+`, a.changes, a.patches, a.patchesRefused)
+}
+
+func (r *report) process(a apiResult) {
+	r.say(`
+## The process
+
+The agent's binary as it is built for a release. Megabytes in memory, by the kernel's count (RSS).
+`)
+	r.table("When", "now", "at most so far")
+	row := func(when string, m memory) { r.row(when, mb(m.now), mb(m.peak)) }
+	row("started, no Pod on the node", a.idle)
+	row(fmt.Sprintf("after %d grants on %s", a.grants, count(a.latencies[len(a.latencies)-1].pods, "Pod")), a.many)
+	row(fmt.Sprintf("%d mounts on the node, %d of them grants, a sweep later", a.filledTable, a.filledGrants), a.filled)
+	row("killed and started again there", a.restarted)
+	r.say(`
+- %.1f s of processor time for 1,000 grants, each made on a Pod of its own or beside another one, and released.
+- Killed with %d grants on %d Pods, %d ms passed from its start until it had adopted them and the next grant was ready.
+`, a.cpu.Seconds()*1000/float64(a.grants), a.filledGrants, a.restartedPods, a.restartedWithin.Milliseconds())
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

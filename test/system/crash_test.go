@@ -1,0 +1,199 @@
+package system_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/grant"
+)
+
+// The life of a Pod, during which agents are killed: three grants, one of them
+// changed, one revoked, and then the Pod is deleted.
+func lifeOfAPod() [][]grant.Mount {
+	ada, cats := home("home/users/ada", "ada"), dataset("datasets/cats", "cats")
+	bob := home("home/users/bob", "bob")
+	changed := bob
+	changed.Mode = grant.ReadOnly
+	return [][]grant.Mount{{ada, bob, cats}, {ada, changed, cats}, {ada, changed}}
+}
+
+// killedAtEveryPoint lives that life once to count what the agent does, and then
+// twice for each of these things, killing the agent right before or right after
+// it: once another agent comes back at once, once only when the Pod has gone.
+func killedAtEveryPoint(t *testing.T, c *cluster) {
+	calls := uneventfulLife(t, c)
+	var points, reached atomic.Int64
+	t.Run("points", func(t *testing.T) {
+		for _, op := range []string{"NewTree", "Publish", "Bind", "Unmount", "Save", "Remove", "Answer"} {
+			if calls[op] == 0 {
+				t.Errorf("the life of a Pod needs no %s", op)
+			}
+			for nth := range calls[op] {
+				for _, when := range []string{"before", "after"} {
+					for how, aftermath := range map[string]func(*life){"returns": (*life).agentReturns, "stays away": (*life).podGoesFirst} {
+						point := fmt.Sprintf("%s:%s:%d", when, op, nth+1)
+						t.Run(point+" "+how, func(t *testing.T) {
+							t.Parallel()
+							points.Add(1)
+							l := begin(t, c, point)
+							if l.liveUntilDeath() {
+								reached.Add(1)
+								aftermath(l)
+							}
+						})
+					}
+				}
+			}
+		}
+	})
+	// How many grants are recorded by one writing depends on which ends first.
+	t.Logf("killed at %d of %d points: %v", reached.Load(), points.Load(), calls)
+	if reached.Load() < points.Load()*9/10 {
+		t.Errorf("only %d of %d points were reached", reached.Load(), points.Load())
+	}
+}
+
+// life is one life of a Pod under an agent that is to be killed.
+type life struct {
+	t     *testing.T
+	n     *node
+	p     *pod
+	a     *agentProcess
+	stage int // index in lifeOfAPod, or beyond: the Pod is being deleted
+}
+
+func begin(t *testing.T, c *cluster, point string) *life {
+	t.Helper()
+	n := c.node(t)
+	l := &life{t: t, n: n, p: n.run("sandbox")}
+	l.a = n.startAgent(agentOptions{die: point})
+	return l
+}
+
+func uneventfulLife(t *testing.T, c *cluster) map[string]int {
+	t.Helper()
+	l := begin(t, c, "")
+	if l.liveUntilDeath() {
+		t.Fatal("the agent died by itself")
+	}
+	return l.a.calls()
+}
+
+// liveUntilDeath goes on until the agent dies, and tells whether it did.
+func (l *life) liveUntilDeath() bool {
+	l.t.Helper()
+	for i, set := range lifeOfAPod() {
+		l.stage = i
+		if l.diedInStage(set) {
+			return true
+		}
+	}
+	l.stage++
+	l.p.terminate(60)
+	must(l.t, l.p.ctr.Stop())
+	eventually(l.t, "the agent to die or the release to end", func() string {
+		if l.a.alive() && l.p.known() {
+			return "neither"
+		}
+		return ""
+	})
+	if l.a.alive() {
+		l.p.tornDown()
+		l.p.remove()
+		return false
+	}
+	return l.mustBeKilled()
+}
+
+func (l *life) diedInStage(set []grant.Mount) bool {
+	l.t.Helper()
+	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
+	defer cancel()
+	go func() {
+		select {
+		case <-l.a.done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	asked := l.p.ask(set...)
+	st, err := l.n.operator.Wait(ctx, asked)
+	switch {
+	case err == nil:
+		l.p.mustBeReady(st, set)
+	case l.a.alive():
+		l.t.Fatalf("the agent lives and does not answer: %v", err)
+	}
+	return !l.a.alive() && l.mustBeKilled()
+}
+
+func (l *life) mustBeKilled() bool {
+	l.t.Helper()
+	if !l.a.killed() {
+		l.t.Fatalf("the agent ended by itself: %v", l.a.state)
+	}
+	return true
+}
+
+// agentReturns: the next agent brings the Pod to what is asked, each mount once,
+// and answers.
+func (l *life) agentReturns() {
+	l.t.Helper()
+	l.n.startAgent(agentOptions{})
+	sets := lifeOfAPod()
+	if l.stage == len(sets) {
+		l.p.tornDown()
+		l.p.remove()
+		l.p.forgotten()
+		return
+	}
+	set := sets[l.stage]
+	eventually(l.t, "the set to stand, each mount once", func() string { return l.p.differs(set) })
+	eventually(l.t, "the answer", func() string {
+		if st := l.p.ready(); st == nil || !slices.Equal(st.Mounted, targets(set)) {
+			return fmt.Sprintf("it is %+v", st)
+		}
+		return ""
+	})
+	ids := l.p.ids()
+	l.p.grant(set...) // once more, answered once more
+	if now := l.p.ids(); !maps.Equal(ids, now) {
+		l.t.Errorf("the mounts are %v, were %v", now, ids)
+	}
+	l.n.mustHaveClaim()
+	l.p.grant()
+	l.p.delete()
+}
+
+// podGoesFirst: the Pod is deleted while no agent runs. kubelet's teardown fails
+// as long as a grant stands, and takes nothing with it.
+func (l *life) podGoesFirst() {
+	l.t.Helper()
+	must(l.t, l.p.ctr.Stop())
+	l.p.remove()
+	host, err := l.n.Mounts()
+	must(l.t, err)
+	standing := names(host, l.p.VolumePath())
+	for range 3 {
+		how, err := l.p.TearDownVolume()
+		if how == "disk" || len(standing) > 0 && !errors.Is(err, unix.EBUSY) {
+			l.t.Errorf("with %v standing, kubelet's teardown (%s): %v", standing, how, err)
+		}
+	}
+	host, err = l.n.Mounts()
+	must(l.t, err)
+	if now := names(host, l.p.VolumePath()); !slices.Equal(now, standing) {
+		l.t.Errorf("%v stand, %v stood", now, standing)
+	}
+	l.n.mustHaveClaim()
+	l.n.startAgent(agentOptions{})
+	l.p.tornDown()
+	l.p.forgotten()
+}

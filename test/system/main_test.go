@@ -1,0 +1,70 @@
+// Package system_test runs the agent as it runs on a node: a process of its own,
+// in a mount namespace of its own, against a real kube-apiserver and the real
+// kernel, with the rights of its Role and no others. The tests play kubelet and
+// the container runtime.
+package system_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/simnode"
+)
+
+// atOnce is how many tests run at the same time. They wait most of the time, so
+// that is more than there are cores.
+const atOnce = "6"
+
+func TestMain(m *testing.M) {
+	simnode.Main()
+	if os.Getenv(roleEnv) != "" {
+		os.Exit(agentRole())
+	}
+	if err := simnode.Enter(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	// simnode shows a container's cgroup by a mount on its /proc entry. Agents have
+	// namespaces of their own here, and have to see it too.
+	err := unix.Mount("", "/proc", "", unix.MS_SHARED, "")
+	flag.Parse()
+	if !flagGiven("test.parallel") {
+		err = errors.Join(err, flag.Set("test.parallel", atOnce))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func flagGiven(name string) bool {
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
+	return given
+}
+
+// TestSystem is one test because all of it shares one API server.
+func TestSystem(t *testing.T) {
+	c := newCluster(t)
+	for name, story := range map[string]func(*testing.T, *cluster){
+		"the agent needs its Role and nothing else": agentNeedsItsRole,
+		"killed at every point it loses nothing":    killedAtEveryPoint,
+		"a hundred restarts double nothing":         manyRestarts,
+		"nor do they where host paths overlap":      overlappingRestarts,
+		"an answer is what the agent says":          answersAreTheAgents,
+		"a change costs one patch":                  onePatchForEachChange,
+		"one grant that fails costs no other":       oneFailsForEver,
+		"two writers at once lose nothing":          twoWriters,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			story(t, c)
+		})
+	}
+}

@@ -1,0 +1,110 @@
+package system_test
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Every agent of these tests works as a user with agentRules in one namespace.
+// This one shows that they are all it has.
+func agentNeedsItsRole(t *testing.T, c *cluster) {
+	n, other := c.node(t), c.node(t)
+	p, q := n.run("sandbox"), other.create("sandbox")
+	n.startAgent(agentOptions{})
+	p.grant(home("home/users/ada", "ada"), dataset("datasets/cats", "cats"))
+
+	agent, err := kubernetes.NewForConfig(configOf(t, n.kubeconfig))
+	must(t, err)
+	ctx, core, ns := t.Context(), agent.CoreV1(), n.namespace
+	now, err := core.Pods(ns).Get(ctx, p.name, metav1.GetOptions{})
+	must(t, err)
+	for what, try := range map[string]func() error{
+		"create a Pod": func() error {
+			_, err := core.Pods(ns).Create(ctx, pooledPod("another", n.name), metav1.CreateOptions{})
+			return err
+		},
+		"delete a Pod": func() error { return core.Pods(ns).Delete(ctx, p.name, metav1.DeleteOptions{}) },
+		"delete all Pods": func() error {
+			return core.Pods(ns).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+		},
+		"evict a Pod": func() error {
+			return core.Pods(ns).EvictV1(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: p.name, Namespace: ns}})
+		},
+		"replace a Pod": func() error {
+			_, err := core.Pods(ns).Update(ctx, now, metav1.UpdateOptions{})
+			return err
+		},
+		"replace a Pod's status": func() error {
+			_, err := core.Pods(ns).UpdateStatus(ctx, now, metav1.UpdateOptions{})
+			return err
+		},
+		"patch a Pod's status": func() error {
+			_, err := core.Pods(ns).Patch(ctx, p.name, types.MergePatchType, []byte(`{"status":{"phase":"Failed"}}`), metav1.PatchOptions{}, "status")
+			return err
+		},
+		"add a container": func() error {
+			_, err := core.Pods(ns).UpdateEphemeralContainers(ctx, p.name, now, metav1.UpdateOptions{})
+			return err
+		},
+		"read a Secret": func() error {
+			_, err := core.Secrets(ns).Get(ctx, "any", metav1.GetOptions{})
+			return err
+		},
+		"list Secrets": func() error {
+			_, err := core.Secrets(ns).List(ctx, metav1.ListOptions{})
+			return err
+		},
+		"read a node": func() error {
+			_, err := core.Nodes().Get(ctx, n.name, metav1.GetOptions{})
+			return err
+		},
+		"list all Pods": func() error {
+			_, err := core.Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
+			return err
+		},
+		"list another namespace's Pods": func() error {
+			_, err := core.Pods(other.namespace).List(ctx, metav1.ListOptions{})
+			return err
+		},
+		"watch another namespace's Pods": func() error {
+			w, err := core.Pods(other.namespace).Watch(ctx, metav1.ListOptions{})
+			if err == nil {
+				w.Stop()
+			}
+			return err
+		},
+		"patch another namespace's Pod": func() error {
+			_, err := core.Pods(other.namespace).Patch(ctx, q.name, types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`), metav1.PatchOptions{})
+			return err
+		},
+		"read a ConfigMap": func() error {
+			_, err := core.ConfigMaps(ns).Get(ctx, "any", metav1.GetOptions{})
+			return err
+		},
+		"read Events": func() error {
+			_, err := core.Events(ns).List(ctx, metav1.ListOptions{})
+			return err
+		},
+	} {
+		if err := try(); !apierrors.IsForbidden(err) {
+			t.Errorf("the agent's user may %s: %v", what, err)
+		}
+	}
+	if _, err := core.Pods(ns).Watch(ctx, metav1.ListOptions{TimeoutSeconds: new(int64)}); err != nil {
+		t.Errorf("it may not watch: %v", err)
+	}
+	p.grant()
+	p.delete()
+	q.remove()
+	var left *corev1.PodList
+	left, err = core.Pods(ns).List(ctx, metav1.ListOptions{})
+	if err != nil || len(left.Items) != 0 {
+		t.Errorf("Pods left: %v, %v", left, err)
+	}
+}
