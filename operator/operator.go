@@ -95,7 +95,11 @@ func (c *Client) Grant(ctx context.Context, pod Pod, mounts ...grant.Mount) (Ask
 	if err != nil {
 		return Asked{}, err
 	}
-	return c.edit(ctx, pod, edit{ends: len(mounts) == 0, change: func(*string) (*string, error) { return &text, nil }})
+	e := edit{op: granting, change: func(*string) (*string, error) { return &text, nil }}
+	if len(mounts) == 0 {
+		e.op, e.ends = revoking, true
+	}
+	return c.edit(ctx, pod, e)
 }
 
 // Add asks for the mounts beside what is granted already. A mount takes the place
@@ -105,14 +109,14 @@ func (c *Client) Add(ctx context.Context, pod Pod, mounts ...grant.Mount) (Asked
 	if _, err := grant.Encode(mounts); err != nil {
 		return Asked{}, err
 	}
-	return c.edit(ctx, pod, edit{change: func(now *string) (*string, error) { return merge(now, mounts) }})
+	return c.edit(ctx, pod, edit{op: granting, change: func(now *string) (*string, error) { return merge(now, mounts) }})
 }
 
 // Remove asks for what is granted without these targets. When one of them is not
 // granted it writes nothing and returns a [*NotGrantedError]. Other errors as of
 // Add, but for ErrEnding: an ending Pod can still lose its mounts.
 func (c *Client) Remove(ctx context.Context, pod Pod, targets ...string) (Asked, error) {
-	return c.edit(ctx, pod, edit{ends: true, change: func(now *string) (*string, error) {
+	return c.edit(ctx, pod, edit{op: revoking, ends: true, change: func(now *string) (*string, error) {
 		if missing := notGranted(now, targets); len(missing) > 0 {
 			return nil, &NotGrantedError{Targets: missing}
 		}
@@ -123,7 +127,7 @@ func (c *Client) Remove(ctx context.Context, pod Pod, targets ...string) (Asked,
 // Clear removes the annotation and the answer: the agent releases the Pod. There
 // is nothing to wait for; Grant with an empty set is answered.
 func (c *Client) Clear(ctx context.Context, pod Pod) error {
-	_, err := c.edit(ctx, pod, edit{ends: true, change: func(*string) (*string, error) { return nil, nil }})
+	_, err := c.edit(ctx, pod, edit{op: revoking, ends: true, change: func(*string) (*string, error) { return nil, nil }})
 	return err
 }
 
@@ -165,8 +169,15 @@ func (c *Client) get(ctx context.Context, pod Pod) (*corev1.Pod, error) {
 	return p, nil
 }
 
+// What a change is called in errors.
+const (
+	granting = "grant on"
+	revoking = "revoke on"
+)
+
 // edit is one change of the grant annotation.
 type edit struct {
+	op string
 	// change makes the new annotation of the one that is there, nil for none.
 	change func(now *string) (*string, error)
 	// ends: it takes mounts away, which an ending Pod can still have done.
@@ -177,19 +188,18 @@ type edit struct {
 // somebody else was faster, until ctx ends. One of the writers always wins, so
 // all of them come through.
 func (c *Client) edit(ctx context.Context, pod Pod, e edit) (Asked, error) {
-	const op = "grant on"
 	for pause := pauses(); ; {
 		p, err := c.get(ctx, pod)
 		if err != nil {
-			return Asked{}, failed(op, pod, err)
+			return Asked{}, failed(e.op, pod, err)
 		}
 		pod.UID = p.UID // whoever has the name at the next attempt
 		if ending(p) && !e.ends {
-			return Asked{}, failed(op, pod, ErrEnding)
+			return Asked{}, failed(e.op, pod, ErrEnding)
 		}
 		text, err := e.change(annotation(p, c.names.Mounts))
 		if err != nil {
-			return Asked{}, failed(op, pod, err)
+			return Asked{}, failed(e.op, pod, err)
 		}
 		p, err = c.patch(ctx, p, text)
 		switch {
@@ -197,12 +207,12 @@ func (c *Client) edit(ctx context.Context, pod Pod, e edit) (Asked, error) {
 			a, _ := c.asked(p)
 			return a, nil
 		case apierrors.IsNotFound(err):
-			return Asked{}, failed(op, pod, fmt.Errorf("%w: %w", ErrGone, err))
+			return Asked{}, failed(e.op, pod, fmt.Errorf("%w: %w", ErrGone, err))
 		case !apierrors.IsConflict(err):
-			return Asked{}, failed(op, pod, err)
+			return Asked{}, failed(e.op, pod, err)
 		}
 		if ended := sleep(ctx, pause.Step()); ended != nil {
-			return Asked{}, failed(op, pod, fmt.Errorf("%w: %w", ended, err))
+			return Asked{}, failed(e.op, pod, fmt.Errorf("%w: %w", ended, err))
 		}
 	}
 }

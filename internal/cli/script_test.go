@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -84,7 +85,7 @@ func TestScripts(t *testing.T) {
 				writeKubeconfig(stranger, ns, filepath.Join(env.WorkDir, "stranger")))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits, "pod": w.pod, "agent": w.agent, "annotate": w.annotate, "finish": w.finish, "delete": w.delete,
+			"exits": exits, "shows": shows, "pod": w.pod, "agent": w.agent, "annotate": w.annotate, "finish": w.finish, "delete": w.delete,
 		},
 	})
 }
@@ -116,6 +117,16 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if got != want {
 		ts.Fatalf("exit status %d, want %d", got, want)
+	}
+}
+
+// shows FILE: the last output is the file, but for uids and ages, which the file
+// has as UID and AGE.
+func shows(ts *testscript.TestScript, _ bool, args []string) {
+	got := regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`).ReplaceAllString(ts.ReadFile("stdout"), "UID")
+	got = regexp.MustCompile(`(?m) [0-9]+s$`).ReplaceAllString(got, " AGE")
+	if want := ts.ReadFile(args[0]); got != want {
+		ts.Fatalf("the output is\n%s\nwant %s:\n%s", got, args[0], want)
 	}
 }
 
@@ -205,7 +216,7 @@ type standIn struct {
 }
 
 // Reconcile answers what the Pod asks for: a source with "missing" in its name
-// fails, a target called "busy" is held when it is gone, the others are mounted.
+// fails, the others are mounted.
 func (a standIn) Reconcile(ctx context.Context, uid string) (time.Duration, error) {
 	p, ok := a.api.Pod(uid)
 	if !ok || p.Finished || p.Terminating() || p.Grant == nil && p.Ready == nil {

@@ -139,7 +139,7 @@ func mountCommands(s source) []string {
 }
 
 func kubernetes(s source) []string {
-	if s.in("internal/kube", "operator", "internal/verify", "internal/demo", "cmd") {
+	if s.in("internal/kube", "operator", "internal/verify", "internal/demo", "internal/cli", "test/system", "test/bench", "cmd") {
 		return nil
 	}
 	return importsOf(s, func(p string) bool {

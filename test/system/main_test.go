@@ -51,6 +51,7 @@ func flagGiven(name string) bool {
 
 // TestSystem is one test because all of it shares one API server.
 func TestSystem(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t)
 	for name, story := range map[string]func(*testing.T, *cluster){
 		"the agent needs its Role and nothing else": agentNeedsItsRole,
@@ -61,10 +62,23 @@ func TestSystem(t *testing.T) {
 		"a change costs one patch":                  onePatchForEachChange,
 		"one grant that fails costs no other":       oneFailsForEver,
 		"two writers at once lose nothing":          twoWriters,
+		"a set that changes all the time":           everChangingSet,
+		"a Pod made again gets no old answer":       podMadeAgain,
+		"a stale list releases nothing":             staleList,
+		"a Pod that failed is released":             failedPod,
+		"mounts stay until the containers end":      longPreStop,
+		"a Pod that goes without the agent":         podGoesUnseen,
+		"a node that booted again":                  rebootedNode,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			story(t, c)
 		})
 	}
+}
+
+// TestTheAPIServerMayGoAway has an API server of its own, because it ends it.
+func TestTheAPIServerMayGoAway(t *testing.T) {
+	t.Parallel()
+	apiServerAway(t, newCluster(t))
 }

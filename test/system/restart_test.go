@@ -3,6 +3,7 @@ package system_test
 import (
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -46,6 +47,7 @@ func restart(t *testing.T, c *cluster, elsewhere string, options func(*node) age
 	base := options(n)
 	if len(base.binds) > 0 {
 		n.Root = filepath.Join(n.Kubelet, "agent")
+		must(t, os.Mkdir(n.Root, 0o755))
 	}
 	set := make([]grant.Mount, mostMounts)
 	for i := range set {

@@ -1,0 +1,141 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/cli"
+	"github.com/datalayer/node-mounts/internal/kube/kubetest"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ran is what came of a command line.
+type ran struct {
+	status   int
+	out, err string
+}
+
+func run(t *testing.T, args ...string) ran {
+	t.Helper()
+	return runUntil(t.Context(), args...)
+}
+
+func runUntil(ctx context.Context, args ...string) ran {
+	var out, errs bytes.Buffer
+	status := cli.Run(ctx, cli.Invocation{
+		Args: append([]string{"node-mounts"}, args...), In: strings.NewReader(""), Out: &out, Err: &errs, Version: "v1.2.3",
+	})
+	return ran{status, out.String(), errs.String()}
+}
+
+// api serves one Pod that asks for a folder, and calls watched when somebody
+// begins to wait.
+func api(t *testing.T, watched func()) (kubeconfig string) {
+	t.Helper()
+	names := grant.NamesFor("")
+	text, err := grant.Encode([]grant.Mount{{Source: "x", Target: "x"}})
+	must(t, err)
+	client, err := kubetest.NewClient(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Name: "sandbox", Namespace: "here", Annotations: map[string]string{names.Mounts: text},
+	}})
+	must(t, err)
+	handler := kubetest.Handler(client)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("watch") != "" {
+			watched()
+		}
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	must(t, writeKubeconfig(&rest.Config{Host: server.URL}, "here", kubeconfig))
+	return kubeconfig
+}
+
+func TestAWaitThatIsInterruptedSaysSoAndNothingMore(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	kubeconfig := api(t, cancel)
+	got := runUntil(ctx, "wait", "sandbox", "--kubeconfig", kubeconfig)
+	if want := (ran{1, "", "error: interrupted\n"}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+func TestEveryCommandExplainsItself(t *testing.T) {
+	for _, cmd := range commands(cli.Command()) {
+		if cmd.Short == "" || cmd.RunE == nil && cmd.Run == nil {
+			t.Errorf("%s has no description or does nothing", cmd.CommandPath())
+		}
+		if strings.HasSuffix(cmd.Short, ".") {
+			t.Errorf("%s: %q", cmd.CommandPath(), cmd.Short)
+		}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Usage == "" {
+				t.Errorf("%s --%s has no description", cmd.CommandPath(), f.Name)
+			}
+		})
+		if got := run(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...); got.status != 0 || got.err != "" || !strings.Contains(got.out, "Usage:") {
+			t.Errorf("%s --help: %+v", cmd.CommandPath(), got)
+		}
+	}
+}
+
+func commands(cmd *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{cmd}
+	for _, c := range cmd.Commands() {
+		all = append(all, commands(c)...)
+	}
+	return all
+}
+
+func TestEveryCodeIsExplainedAndMistypedOnesAreFound(t *testing.T) {
+	for _, c := range grant.Codes() {
+		short := strings.TrimPrefix(string(c.Code), "NODE_MOUNT_GATEWAY_")
+		for _, written := range []string{string(c.Code), short, strings.ToLower(short), strings.ReplaceAll(short, "_", "-")} {
+			if got := run(t, "explain", written); got.status != 0 || !strings.Contains(got.out, c.Meaning) || !strings.Contains(got.out, c.Remedy) {
+				t.Errorf("%s: %+v", written, got)
+			}
+		}
+		mistyped := short[1:] + "X"
+		if got := run(t, "explain", mistyped); got.status != 1 || !strings.Contains(got.err, "hint: did you mean "+short+"?") && len(short) > 4 {
+			t.Errorf("%s: %+v", mistyped, got)
+		}
+	}
+}
+
+func TestTheExitStatusesAreTheOnesThatAreDocumented(t *testing.T) {
+	for i, s := range cli.ExitStatuses() {
+		if s.Status != i || s.Meaning == "" {
+			t.Errorf("%+v is at %d", s, i)
+		}
+	}
+	if n := len(cli.ExitStatuses()); n != 5 {
+		t.Errorf("there are %d", n)
+	}
+}
+
+func TestTheDemoShowsEverythingAsOneDocument(t *testing.T) {
+	got := run(t, "demo", "-o", "json")
+	if got.status != 0 || !strings.Contains(got.out, `"ok": true`) {
+		t.Errorf("%+v", got)
+	}
+}

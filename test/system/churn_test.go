@@ -1,0 +1,211 @@
+package system_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/operator"
+)
+
+const (
+	churn       = 20 * time.Second
+	changeEvery = 200 * time.Millisecond
+)
+
+// everChangingSet writes a new set five times a second. Three mounts are in all of
+// them, and a process of the sandbox reads through them all the time.
+func everChangingSet(t *testing.T, c *cluster) {
+	n := c.node(t)
+	p := n.run("sandbox")
+	n.startAgent(agentOptions{})
+	stay := []grant.Mount{home("home/users/ada", "ada"), home("home/users/bob", "bob"), dataset("datasets/cats", "cats")}
+	p.grant(stay...)
+	ids := p.ids()
+
+	ctx, stop := context.WithCancel(t.Context())
+	var reading sync.WaitGroup
+	reads := 0
+	reading.Go(func() {
+		for ; ctx.Err() == nil; reads++ {
+			m := stay[reads%len(stay)]
+			got, err := p.ctr.ReadFile(in + m.Target + "/deep/er/three")
+			if err != nil || string(got) != m.Source+" deep/er/three" {
+				t.Errorf("read %d, of %s: %q, %v", reads, m.Target, got, err)
+				return
+			}
+		}
+	})
+	ticker := time.NewTicker(changeEvery)
+	defer ticker.Stop()
+	var set []grant.Mount
+	var last operator.Asked
+	var wrote time.Time
+	began, changes := time.Now(), 0
+	for ; time.Since(began) < churn; <-ticker.C {
+		changes++
+		comes := home("home/teams/red", fmt.Sprintf("comes%d", changes%3))
+		comes.AllowExec = changes%2 == 0
+		set = append([]grant.Mount{comes}, stay...)
+		wrote = time.Now()
+		last = p.ask(set...)
+		now := p.ids()
+		for target, id := range ids {
+			if now[target] != id {
+				t.Fatalf("at change %d %s is mount %d, was %d", changes, target, now[target], id)
+			}
+		}
+	}
+	p.mustBeReady(p.answered(last), set)
+	took := time.Since(wrote)
+	stop()
+	reading.Wait()
+	p.mustHave(set)
+	now := p.ids()
+	maps.DeleteFunc(now, func(target string, _ int) bool { _, stayed := ids[target]; return !stayed })
+	if !maps.Equal(now, ids) {
+		t.Errorf("the mounts that stay are %v, were %v", now, ids)
+	}
+	t.Logf("%d changes, %d reads, %d answers; the last set was answered after %v", changes, reads, n.agent.calls()["Answer"], took.Round(time.Millisecond))
+	p.delete()
+}
+
+// podMadeAgain: while a grant hangs in the storage, its Pod is deleted and made
+// again under its name. What then comes of the grant is not for the new Pod.
+func podMadeAgain(t *testing.T, c *cluster) {
+	n := c.node(t)
+	slow := newSlowStorage(t, filepath.Join(n.Claim, "slow"))
+	old := n.run("sandbox")
+	n.startAgent(agentOptions{})
+	arrived := slow.hang()
+	old.ask(dataset("slow/cats", "cats"))
+	select {
+	case <-arrived:
+	case <-time.After(patience):
+		t.Fatal("no request reaches the storage")
+	}
+	must(t, old.ctr.Stop())
+	old.remove()
+	again := n.run("sandbox")
+	events, err := c.admin.CoreV1().Pods(n.namespace).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + again.name})
+	must(t, err)
+	defer events.Stop()
+	slow.answer()
+	old.tornDown()
+	old.forgotten()
+	mustStayUnanswered(t, c, events, 2*time.Second)
+
+	set := []grant.Mount{home("home/users/ada", "cats")}
+	again.grant(set...)
+	again.delete()
+	slow.unmount()
+}
+
+func mustStayUnanswered(t *testing.T, c *cluster, events watch.Interface, d time.Duration) {
+	t.Helper()
+	for end := time.After(d); ; {
+		select {
+		case e := <-events.ResultChan():
+			if p, ok := e.Object.(*corev1.Pod); ok && p.Annotations[c.names.Ready] != "" {
+				t.Fatalf("a Pod that was granted nothing has the answer %s", p.Annotations[c.names.Ready])
+			}
+		case <-end:
+			return
+		}
+	}
+}
+
+// slowStorage is a filesystem with one folder whose server can be made to wait.
+type slowStorage struct {
+	fs.Inode
+	t   *testing.T
+	dir string
+
+	mu      sync.Mutex
+	gate    chan struct{} // closed when it answers again; nil while it does
+	arrived chan struct{} // closed at the first request that waits
+	gone    bool
+}
+
+var _ fs.NodeLookuper = (*slowStorage)(nil)
+
+func newSlowStorage(t *testing.T, dir string) *slowStorage {
+	t.Helper()
+	must(t, os.Mkdir(dir, 0o755))
+	s := &slowStorage{t: t, dir: dir}
+	zero := time.Duration(0)
+	_, err := fs.Mount(dir, s, &fs.Options{
+		EntryTimeout: &zero, AttrTimeout: &zero, NegativeTimeout: &zero,
+		MountOptions: fuse.MountOptions{DirectMountStrict: true, AllowOther: true, FsName: "slow", Name: "test", DisableXAttrs: true},
+		OnAdd: func(ctx context.Context) {
+			s.AddChild("cats", s.NewPersistentInode(ctx, &fs.Inode{}, fs.StableAttr{Mode: syscall.S_IFDIR}), false)
+		},
+	})
+	must(t, err)
+	t.Cleanup(func() {
+		s.answer()
+		s.unmount()
+	})
+	return s
+}
+
+// Lookup is asked at each way into the folder: nothing of it is cached.
+func (s *slowStorage) Lookup(_ context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	s.mu.Lock()
+	gate := s.gate
+	if gate != nil && s.arrived != nil {
+		close(s.arrived)
+		s.arrived = nil
+	}
+	s.mu.Unlock()
+	if gate != nil {
+		<-gate
+	}
+	child := s.GetChild(name)
+	if child == nil {
+		return nil, syscall.ENOENT
+	}
+	out.Mode = syscall.S_IFDIR | 0o755
+	return child, 0
+}
+
+func (s *slowStorage) hang() (arrived <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gate, s.arrived = make(chan struct{}), make(chan struct{})
+	return s.arrived
+}
+
+func (s *slowStorage) answer() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gate != nil {
+		close(s.gate)
+		s.gate = nil
+	}
+}
+
+// unmount takes it off the claim, and the claim is as it was.
+func (s *slowStorage) unmount() {
+	s.t.Helper()
+	if s.gone {
+		return
+	}
+	s.gone = true
+	must(s.t, errors.Join(unix.Unmount(s.dir, unix.MNT_DETACH), os.Remove(s.dir)))
+}
