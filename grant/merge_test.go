@@ -100,3 +100,14 @@ func TestMergeRefusesWhatItCannotReadOrWrite(t *testing.T) {
 		}
 	}
 }
+
+func TestTheTargetsOfASetAreThoseOfAllItsEntries(t *testing.T) {
+	set := grant.Decode(`[{"source":"b","target":" b "},{"source":"../x","target":"bad"},{"source":"a","target":"a"},
+		{"source":"again","target":"b"},{"source":"x","target":"c/d"},7]`)
+	if got := strings.Join(set.Targets(), " "); got != "a b bad" {
+		t.Errorf("targets %q", got)
+	}
+	if got := grant.Decode("{").Targets(); len(got) != 0 {
+		t.Errorf("of what cannot be read: %q", got)
+	}
+}

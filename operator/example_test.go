@@ -47,16 +47,3 @@ func Example() {
 		fmt.Println(target, code, answer.Messages[target])
 	}
 }
-
-// A revocation that is over when Wait returns: everything that was granted is
-// gone, or the answer says what is still held.
-func ExampleClient_Grant_nothing() {
-	revoke := func(ctx context.Context, client *operator.Client, pod operator.Pod) (grant.Status, error) {
-		asked, err := client.Grant(ctx, pod)
-		if err != nil {
-			return grant.Status{}, err
-		}
-		return client.Wait(ctx, asked)
-	}
-	_ = revoke
-}

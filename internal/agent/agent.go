@@ -86,6 +86,8 @@ type Journal interface {
 	Read() ([]journal.Pod, error)
 	Save(p *journal.Pod) error
 	Remove(uid string) error
+	Sign(word string) error
+	Signature() (string, error)
 	Close()
 }
 
@@ -102,10 +104,12 @@ type Config struct {
 	Table     mnt.Table
 	Processes Processes
 	API       API
-	Budget    *deadline.Budget
-	Metrics   Metrics
-	Clock     clock.Clock
-	Log       *slog.Logger
+	// Events are told to nobody where it is nil.
+	Events  Events
+	Budget  *deadline.Budget
+	Metrics Metrics
+	Clock   clock.Clock
+	Log     *slog.Logger
 }
 
 // Agent is the state of the node's gateway. Make one with New, Start it, then
@@ -156,6 +160,9 @@ type podState struct {
 // node runs; a node that cannot mount is found by Start and told to the Pods.
 func New(ctx context.Context, cfg Config) (*Agent, error) {
 	a := &Agent{Config: cfg, life: ctx, known: make(map[string]*podState), store: cfg.Journal}
+	if a.Events == nil {
+		a.Events = NoEvents{}
+	}
 	var err error
 	if a.store == nil {
 		if a.store, err = journal.Open(filepath.Join(cfg.Root, "journal")); err != nil {

@@ -64,6 +64,7 @@ func (a *Agent) reply(ctx context.Context, s *podState, p plan.Pod, st grant.Sta
 	case err != nil:
 		return err
 	}
+	a.tell(p, st)
 	for _, code := range st.Failed {
 		a.Metrics.Failed(code)
 	}

@@ -26,8 +26,10 @@ var (
 	ErrNotShared = errors.New("not on a shared mount in this mount namespace, so what is unmounted here stays mounted on the node")
 	// ErrUnknown: nothing of the Pod is on this node.
 	ErrUnknown = errors.New("nothing of this Pod is on this node")
-	// ErrInUse: the Pod is running, or it cannot be told whether it is.
+	// ErrInUse: the Pod is running.
 	ErrInUse = errors.New("processes of the Pod run, and would lose their folders")
+	// ErrUnseen: it cannot be told whether the Pod is running.
+	ErrUnseen = errors.New("it cannot be told whether processes of the Pod run")
 )
 
 // Offline takes down what a dead agent has left of Pods, as the agent itself
@@ -141,8 +143,8 @@ type Recovery struct {
 // the tree, one mount at a time, and directories by rmdir alone. Repeating it does
 // no harm. The Recovery tells what was done also beside an error.
 //
-// Errors: ErrUnknown, ErrInUse unless force is set, and what kept a mount from
-// going.
+// Errors: ErrUnknown, ErrInUse and ErrUnseen unless force is set, and what kept a
+// mount from going.
 func (o *Offline) Recover(ctx context.Context, uid string, force bool) (Recovery, error) {
 	a := o.a
 	s := a.state(uid, false)
@@ -213,14 +215,43 @@ func (o *Offline) takeCopies(ctx context.Context, s *podState) bool {
 // unused makes sure that no process of the Pod runs. Not being able to tell is
 // no proof.
 func (a *Agent) unused(uid string) error {
+	if err := a.seesAsBefore(); err != nil {
+		return fmt.Errorf("%w: %w", ErrUnseen, err)
+	}
 	running, err := a.Processes.Has(uid)
 	switch {
 	case running:
 		return ErrInUse
 	case err != nil:
-		return fmt.Errorf("%w, or not: %w", ErrInUse, err)
+		return fmt.Errorf("%w: %w", ErrUnseen, err)
 	}
 	return nil
+}
+
+// sign leaves the name of the PID namespace that the agent finds Pods' processes
+// in. In another one they are not there to be found, and every Pod seems to have
+// ended.
+func (a *Agent) sign() error {
+	ns, err := os.Readlink(pidNamespace)
+	if err != nil {
+		return err
+	}
+	return a.store.Sign(ns)
+}
+
+const pidNamespace = "/proc/self/ns/pid"
+
+// seesAsBefore tells whether this process sees those that the last agent saw.
+func (a *Agent) seesAsBefore() error {
+	ns, err := os.Readlink(pidNamespace)
+	if err != nil {
+		return err
+	}
+	agents, err := a.store.Signature()
+	if err == nil && agents != ns {
+		err = fmt.Errorf("the agent looked for them in another PID namespace (%s) than this one (%s)", agents, ns)
+	}
+	return err
 }
 
 // left looks for mounts of the Pod, in a mount table of its own: what was done is

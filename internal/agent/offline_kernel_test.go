@@ -18,6 +18,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/plan"
+	"github.com/datalayer/node-mounts/internal/procs"
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
 
@@ -183,6 +184,41 @@ func TestARunningPodIsRecoveredOnlyByForce(t *testing.T) {
 	absent(t, recordOf(n, p))
 	tearDown(t, p)
 }
+
+func TestWhoCannotSeeTheProcessesOfAPodDoesNotTakeItForEnded(t *testing.T) {
+	t.Parallel()
+	n := agenttest.NewNode(t)
+	p := n.RunningPod("pod")
+	p.Grant(home("h/1", "t"))
+	p.MustAnswer(grant.StateReady, []string{"t"}, nil)
+	n.StopAgent()
+	lock := filepath.Join(n.Root, "journal", "lock")
+	for _, word := range []string{"pid:[1]", ""} {
+		must(t, os.WriteFile(lock, []byte(word), 0o600))
+		o, done := offline(t, n)
+		if _, err := o.Recover(t.Context(), p.UID, false); !errors.Is(err, agent.ErrUnseen) || errors.Is(err, agent.ErrInUse) {
+			t.Errorf("signed %q: %v", word, err)
+		}
+		done()
+	}
+	if len(seenBy(t, p.Ctr)) != 1 {
+		t.Errorf("the container sees %v", seenBy(t, p.Ctr))
+	}
+	n.Processes = blind{n.Processes}
+	n.Restart()
+	n.StopAgent()
+	o, _ := offline(t, n)
+	_, err := o.Recover(t.Context(), p.UID, false)
+	wants(t, "a /proc that cannot be read", err, agent.ErrUnseen)
+	if rec, err := o.Recover(t.Context(), p.UID, true); err != nil || len(rec.Taken) != 1 {
+		t.Errorf("by force: %+v, %v", rec, err)
+	}
+}
+
+// blind cannot tell whether a Pod has processes.
+type blind struct{ agent.Processes }
+
+func (blind) Has(string) (bool, error) { return false, procs.ErrCannotTell }
 
 // A mount of somebody else's is not the agent's to take. It is told of.
 func TestWhatKeepsAVolumeBusyIsNamed(t *testing.T) {

@@ -56,7 +56,7 @@ func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *b
 	if err := a.save(s); err != nil {
 		return err
 	}
-	errs := a.undoAll(ctx, s, tree, targets)
+	errs := a.undoAll(ctx, s, p, tree, targets)
 	taken = slices.DeleteFunc(taken, func(h journal.Held) bool { return s.j.Find(h.Target) != nil })
 	s.j.Held = before
 	for i, why := range a.holders(ctx, lookAt(s, p), taken) {
@@ -67,6 +67,7 @@ func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *b
 		}
 		s.j.Held = append(s.j.Held, taken[i])
 		a.Metrics.Leaked()
+		a.Events.Event(p, true, ReasonHeld, fmt.Sprintf("%s was revoked, but %s", taken[i].Target, why))
 		a.Log.Error("mount is held", "pod", s.j.Ref(), "target", taken[i].Target, "why", why)
 	}
 	return errors.Join(append(errs, a.save(s))...)
@@ -95,7 +96,7 @@ func (a *Agent) records(ctx context.Context, s *podState, tree *beneath.Dir, tar
 }
 
 // undoAll undoes the mounts and drops those that went from the journal.
-func (a *Agent) undoAll(ctx context.Context, s *podState, tree *beneath.Dir, targets []string) []error {
+func (a *Agent) undoAll(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string) []error {
 	errs := make([]error, len(targets))
 	var wg sync.WaitGroup
 	for i, t := range targets {
@@ -108,6 +109,7 @@ func (a *Agent) undoAll(ctx context.Context, s *podState, tree *beneath.Dir, tar
 			if !s.stuck[t] { // each mount once, however often it is tried
 				s.stuck[t] = true
 				a.Metrics.Leaked()
+				a.Events.Event(p, true, ReasonHeld, fmt.Sprintf("%s was revoked, but the kernel did not take it away: the agent goes on trying", t))
 			}
 			a.Log.Error("mount would not go", "pod", s.j.Ref(), "target", t, "error", errs[i])
 			continue

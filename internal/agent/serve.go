@@ -48,6 +48,9 @@ func (a *Agent) serve(ctx context.Context, s *podState, p plan.Pod) (time.Durati
 	}
 	pl := plan.Build(grant.Decode(*p.Grant), a.Policy)
 	s.forgetFailures(pl.Mounts)
+	if p.Ready == nil {
+		s.retryNow()
+	}
 	steps := plan.Diff(s.j.Standing(), pl)
 	// Always, and before anything that could end the pass.
 	stuck := a.revokeAll(ctx, s, p, steps.Revoke)
@@ -230,6 +233,16 @@ func (s *podState) forgetFailures(asked []plan.Mount) {
 		if !slices.ContainsFunc(asked, func(m plan.Mount) bool { return m.Target() == target && m.Identity() == f.identity }) {
 			delete(s.failures, target)
 		}
+	}
+}
+
+// retryNow makes every failed grant due. A Pod without an answer was asked for
+// anew, perhaps for the same set: what was wrong may have been put right, and the
+// answer to that is not the last attempt's.
+func (s *podState) retryNow() {
+	for target, f := range s.failures {
+		f.retryAt = time.Time{}
+		s.failures[target] = f
 	}
 }
 

@@ -34,6 +34,9 @@ const sweepsAtOnce = 8
 // It changes nothing on the node: that is for the passes, which the caller asks
 // for by the uids it returns.
 func (a *Agent) Start(ctx context.Context) ([]string, error) {
+	if err := a.sign(); err != nil {
+		return nil, err
+	}
 	pods, err := a.store.Load()
 	if err != nil {
 		a.Log.Error("some records cannot be read: those Pods' mounts are made anew", "error", err)

@@ -37,6 +37,7 @@ type settings struct {
 	maxPerPod, maxPerNode            int
 	healthPort                       int
 	logLevel                         string
+	events                           bool
 	prefix, volume                   string
 	owner                            beneath.Owner
 	kubeconfig                       string
@@ -102,6 +103,18 @@ func nodeOptions() []Option {
 			set: func(s *settings, v string) error {
 				s.logLevel = v
 				return obs.CheckLevel(v)
+			},
+		},
+		{
+			Flag: "events", Env: "DATALAYER_NODE_MOUNT_GATEWAY_EVENTS", Default: "true", Type: "true|false",
+			Help: "write Kubernetes events on Pods when their mounts change; needs events: create, patch",
+			set: func(s *settings, v string) error {
+				on, err := strconv.ParseBool(v)
+				if err != nil {
+					return errors.New("want true or false")
+				}
+				s.events = on
+				return nil
 			},
 		},
 		{

@@ -78,6 +78,9 @@ func run(ctx context.Context, version string, s settings, log *slog.Logger, edit
 		Table: &mnt.Kernel{}, Processes: procs.New(procDir), API: controller, Budget: budget,
 		Metrics: recorder, Clock: clock.RealClock{}, Log: log,
 	}
+	if s.events {
+		cfg.Events = kube.NewEvents(ctx, client, s.node)
+	}
 	for _, edit := range edits {
 		if err := edit(&cfg); err != nil {
 			return err

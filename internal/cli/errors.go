@@ -94,13 +94,13 @@ func report(w io.Writer, name string, err error) {
 	if err == nil {
 		return
 	}
-	if errors.Is(err, context.Canceled) {
-		fmt.Fprintln(w, "error: interrupted")
-		return
-	}
 	errs := several{err}
 	if s, ok := errors.AsType[several](err); ok {
 		errs = s
+	}
+	if errors.Is(err, context.Canceled) {
+		fmt.Fprintln(w, "error: interrupted")
+		errs = beside(err, context.Canceled)
 	}
 	told := map[string]bool{}
 	var hints []string
@@ -118,6 +118,23 @@ func report(w io.Writer, name string, err error) {
 	for _, h := range hints {
 		fmt.Fprintln(w, "hint:", h)
 	}
+}
+
+// beside are the errors joined to one: what could not be put away when something
+// was interrupted.
+func beside(err, one error) several {
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // a join at the top: what is wrapped deeper belongs to its wrapper
+	switch {
+	case ok:
+		var out several
+		for _, e := range joined.Unwrap() {
+			out = append(out, beside(e, one)...)
+		}
+		return out
+	case errors.Is(err, one):
+		return nil
+	}
+	return several{err}
 }
 
 // hintOf says what to do about an error, "" where the error says it.

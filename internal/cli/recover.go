@@ -64,6 +64,8 @@ func recoverPod(cmd *cobra.Command, o *agent.Offline, arg string, form output, f
 		err = nil // a uid: see chosen
 	case errors.Is(err, agent.ErrInUse):
 		return hinted{fmt.Errorf("%s: %w", called(ref), err), "end them through the container runtime (`crictl ps`, `crictl stop`), or take the folders from under them with --force"}
+	case errors.Is(err, agent.ErrUnseen):
+		return hinted{fmt.Errorf("%s: %w", called(ref), err), "run it where the node's processes can be seen (hostPID: true in a container), or add --force when you know that the Pod has ended"}
 	}
 	if werr := writeRecovery(cmd.OutOrStdout(), form, rec, err); werr != nil {
 		return werr

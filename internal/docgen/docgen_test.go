@@ -6,8 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agentcmd"
+	"github.com/datalayer/node-mounts/internal/cli"
 	"github.com/datalayer/node-mounts/internal/obs"
 )
 
@@ -98,6 +101,31 @@ func TestEveryFlagHasARowWithItsVariableAndDefault(t *testing.T) {
 		if !strings.Contains(text, line) {
 			t.Errorf("no line %q in\n%s", line, text)
 		}
+	}
+}
+
+func TestEveryCommandHasASectionWithItsFlagsAndExamples(t *testing.T) {
+	root := &cobra.Command{Use: "tool", Short: "Does things"}
+	sub := &cobra.Command{Use: "do THING", Short: "Do a thing", Long: "do does it.", Example: "  tool do it", Run: func(*cobra.Command, []string) {}}
+	sub.Flags().StringP("how", "w", "well", "how to do it")
+	sub.Flags().Bool("twice", false, "do it again")
+	hidden := &cobra.Command{Use: "secret", Hidden: true, Run: func(*cobra.Command, []string) {}}
+	root.AddCommand(sub, hidden)
+	text := cliPage(root, []cli.ExitStatus{{Status: 0, Meaning: "done"}})
+	for _, part := range []string{
+		"\n| [`do`](#do) | Do a thing |\n",
+		"\n## do\n\n```\ntool do THING [flags]\n```\n\ndo does it.\n",
+		"\n| `-w`, `--how` | string | `well` | how to do it |\n",
+		"\n| `--twice` | — | — | do it again |\n",
+		"\n```sh\ntool do it\n```\n",
+		"\n| 0 | done |\n",
+	} {
+		if !strings.Contains(text, part) {
+			t.Errorf("no %q in\n%s", part, text)
+		}
+	}
+	if strings.Contains(text, "secret") || strings.Contains(text, "--help") {
+		t.Errorf("what nobody needs to read is there:\n%s", text)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agentcmd"
+	"github.com/datalayer/node-mounts/internal/cli"
 	"github.com/datalayer/node-mounts/internal/obs"
 )
 
@@ -18,6 +19,7 @@ func pages() []page {
 		{"codes.md", codesPage(grant.Codes())},
 		{"agent-flags.md", flagsPage(agentcmd.Options())},
 		{"metrics.md", metricsPage(obs.Metrics())},
+		{"cli.md", cliPage(cli.Command(), cli.ExitStatuses())},
 	}
 }
 

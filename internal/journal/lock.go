@@ -3,6 +3,7 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -33,6 +34,31 @@ func lock(dir string) (*os.File, error) {
 		return nil, fmt.Errorf("%s: %w", f.Name(), err)
 	}
 	return f, nil
+}
+
+// Sign leaves a word for whoever opens the journal later, for as long as the file
+// of the lock is there. It takes the place of the last one.
+func (s *Store) Sign(word string) error {
+	err := s.held.Truncate(0)
+	if err == nil {
+		_, err = s.held.WriteAt([]byte(word), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	return nil
+}
+
+// maxWord is how much of a word is read: Sign is given a few bytes.
+const maxWord = 256
+
+// Signature is the word that was left last, "" where there is none.
+func (s *Store) Signature() (string, error) {
+	b, err := io.ReadAll(io.NewSectionReader(s.held, 0, maxWord))
+	if err != nil {
+		return "", fmt.Errorf("journal: %w", err)
+	}
+	return string(b), nil
 }
 
 // unlock says so explicitly: a child that is being started has the descriptor

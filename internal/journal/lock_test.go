@@ -35,12 +35,20 @@ func TestOneProcessHasTheJournalAtATime(t *testing.T) {
 	if err := first.Save(&journal.Pod{UID: "a"}); err != nil {
 		t.Fatal(err)
 	}
+	for _, word := range []string{"the first word", "another"} {
+		if err := first.Sign(word); err != nil {
+			t.Fatal(err)
+		}
+	}
 	first.Close()
 	second, err := journal.Open(dir)
 	if err != nil {
 		t.Fatalf("after it was closed: %v", err)
 	}
 	defer second.Close()
+	if word, err := second.Signature(); err != nil || word != "another" {
+		t.Errorf("signed %q, %v", word, err)
+	}
 	if pods, err := second.Load(); err != nil || len(pods) != 1 {
 		t.Errorf("the lock is in the way of the records: %v, %v", pods, err)
 	}

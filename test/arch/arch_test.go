@@ -126,6 +126,9 @@ func examples() []example {
 		{"Kubernetes", "internal/plan/a_test.go", true, "package plan\nimport _ \"k8s.io/apimachinery/pkg/types\" // <-\n"},
 		{"Kubernetes", "internal/kubernetes/a.go", true, "package kubernetes\nimport _ \"k8s.io/client-go/rest\" // <-\n"},
 		{"Kubernetes", "internal/kube/a.go", false, "package kube\nimport _ \"k8s.io/client-go/rest\"\n"},
+		{"Kubernetes", "internal/kube/servertest/a.go", false, "package servertest\nimport _ \"k8s.io/client-go/rest\"\n"},
+		{"Kubernetes", "internal/cli/a.go", false, "package cli\nimport _ \"k8s.io/client-go/tools/clientcmd\"\n"},
+		{"Kubernetes", "internal/agentcmd/a.go", true, "package agentcmd\nimport _ \"k8s.io/client-go/rest\" // <-\n"},
 		{"Kubernetes", "operator/a.go", false, "package operator\nimport _ \"k8s.io/api/core/v1\"\n"},
 		{"Kubernetes", "internal/agent/a.go", false, "package agent\nimport _ \"k8s.io/utils/clock\"\n"},
 

@@ -68,7 +68,8 @@ func apiServerAway(t *testing.T, c *cluster) {
 }
 
 // staleList: after an outage the first list comes from an API server that has
-// not heard of the Pod, and no later event corrects it.
+// not heard of the Pod, no later event corrects it, and for a while nobody can be
+// asked either.
 func staleList(t *testing.T, c *cluster) {
 	n := c.node(t)
 	x := newProxy(t, configOf(t, n.kubeconfig))
@@ -84,7 +85,7 @@ func staleList(t *testing.T, c *cluster) {
 	x.comeBack()
 	// The agent has seen that its Pod is not in the list, and asks.
 	eventually(t, "the agent to ask whether the Pod is gone", func() string {
-		if !x.served() || a.calls()["Confirm"] < 2 {
+		if !x.served() || a.calls()["Confirm"] <= refusedGets+1 {
 			return fmt.Sprint(a.calls())
 		}
 		return ""
@@ -103,6 +104,10 @@ func staleList(t *testing.T, c *cluster) {
 	p.delete()
 }
 
+// refusedGets is how many times a proxy that came back refuses to say whether a
+// Pod exists.
+const refusedGets = 3
+
 // proxy stands between an agent and the API server.
 type proxy struct {
 	*httptest.Server
@@ -112,6 +117,7 @@ type proxy struct {
 	down  bool
 	stale string // the resource version of a list without Pods that is still to be served
 	given bool   // it has been
+	gets  int    // how many requests for one Pod are still to be refused
 }
 
 func newProxy(t *testing.T, to *rest.Config) *proxy {
@@ -135,11 +141,11 @@ func newProxy(t *testing.T, to *rest.Config) *proxy {
 	return x
 }
 
-// cutOff ends every connection and lets none through. The first list after that
+// cutOff ends every connection and lets no request through. The first list after that
 // will be empty, and as if read at this resource version.
 func (x *proxy) cutOff(version string) {
 	x.mu.Lock()
-	x.down, x.stale = true, version
+	x.down, x.stale, x.gets = true, version, refusedGets
 	x.mu.Unlock()
 	x.CloseClientConnections()
 }
@@ -168,10 +174,15 @@ func (x *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.given = x.given || stale != ""
 	}
 	down, pending := x.down, x.stale != ""
+	if !down && r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/pods/") && x.gets > 0 {
+		x.gets--
+		down = true
+	}
 	x.mu.Unlock()
 	switch {
 	case down, ofPods && watches && pending && q.Get("sendInitialEvents") == "":
-		panic(http.ErrAbortHandler) // the connection ends without an answer
+		// As a load balancer says it whose servers are all away.
+		http.Error(w, "no server", http.StatusServiceUnavailable)
 	case ofPods && watches && pending:
 		// An API server that cannot begin a watch with a list.
 		w.Header().Set("Content-Type", "application/json")

@@ -43,6 +43,10 @@ func everChangingSet(t *testing.T, c *cluster) {
 	reads := 0
 	reading.Go(func() {
 		for ; ctx.Err() == nil; reads++ {
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Millisecond): // not to take the processor from the others
+			}
 			m := stay[reads%len(stay)]
 			got, err := p.ctr.ReadFile(in + m.Target + "/deep/er/three")
 			if err != nil || string(got) != m.Source+" deep/er/three" {
@@ -57,7 +61,8 @@ func everChangingSet(t *testing.T, c *cluster) {
 	var last operator.Asked
 	var wrote time.Time
 	began, changes := time.Now(), 0
-	for ; time.Since(began) < churn; <-ticker.C {
+	for time.Since(began) < churn {
+		<-ticker.C
 		changes++
 		comes := home("home/teams/red", fmt.Sprintf("comes%d", changes%3))
 		comes.AllowExec = changes%2 == 0
@@ -85,8 +90,9 @@ func everChangingSet(t *testing.T, c *cluster) {
 	p.delete()
 }
 
-// podMadeAgain: while a grant hangs in the storage, its Pod is deleted and made
-// again under its name. What then comes of the grant is not for the new Pod.
+// podMadeAgain: while a grant hangs in the storage, its Pod is deleted by force and
+// made again under its name. Its container still runs, so the grant is made and
+// seen there; what there is to say of it is not for the new Pod.
 func podMadeAgain(t *testing.T, c *cluster) {
 	n := c.node(t)
 	slow := newSlowStorage(t, filepath.Join(n.Claim, "slow"))
@@ -99,15 +105,24 @@ func podMadeAgain(t *testing.T, c *cluster) {
 	case <-time.After(patience):
 		t.Fatal("no request reaches the storage")
 	}
-	must(t, old.ctr.Stop())
 	old.remove()
-	again := n.run("sandbox")
+	again := n.create("sandbox")
 	events, err := c.admin.CoreV1().Pods(n.namespace).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + again.name})
 	must(t, err)
 	defer events.Stop()
+	answers := n.agent.calls()["Answer"]
 	slow.answer()
-	old.tornDown()
+	eventually(t, "the agent to try to answer the old Pod", func() string {
+		if now := n.agent.calls()["Answer"]; now == answers {
+			return fmt.Sprintf("%d answers", now)
+		}
+		return ""
+	})
 	old.forgotten()
+	must(t, old.ctr.Stop())
+	old.tornDown()
+	must(t, again.SetUpVolume(false))
+	again.startContainer()
 	mustStayUnanswered(t, c, events, 2*time.Second)
 
 	set := []grant.Mount{home("home/users/ada", "cats")}

@@ -1,7 +1,6 @@
 package system_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -41,7 +40,6 @@ func newCluster(t *testing.T) *cluster {
 func agentRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch", "patch"}},
-		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 	}
 }
 
@@ -87,13 +85,6 @@ users: [{name: test, user: {}}]
 `, url)
 	must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
-}
-
-// cleanup is a context for what is done after the test's own has ended.
-func cleanup(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	return ctx
 }
 
 func must(t testing.TB, err error) {

@@ -128,15 +128,24 @@ func rebootedNode(t *testing.T, c *cluster) {
 		t.Fatal("the journal is gone too")
 	}
 	n.boot = "the second boot"
-	n.startAgent(agentOptions{}).says("watching the node's pods")
+	n.startAgent(agentOptions{})
+	eventually(t, "the answer to say what is true now", func() string {
+		if st := p.ready(); st == nil || st.State != grant.StateFailed || st.Failed["*"] != grant.CodeNotReady || len(st.Mounted) > 0 {
+			return fmt.Sprintf("it is %+v", st)
+		}
+		return ""
+	})
 	must(t, p.SetUpVolume(false))
 	p.startContainer()
 	eventually(t, "the mounts to be made again", func() string { return p.differs(set) })
-	now, err := p.get()
-	must(t, err)
-	if now.Annotations[c.names.Ready] != answered.Annotations[c.names.Ready] {
-		t.Errorf("answered %s, before %s", now.Annotations[c.names.Ready], answered.Annotations[c.names.Ready])
-	}
+	eventually(t, "the answer to be what it was", func() string {
+		now, err := p.get()
+		must(t, err)
+		if now.Annotations[c.names.Ready] != answered.Annotations[c.names.Ready] {
+			return now.Annotations[c.names.Ready]
+		}
+		return ""
+	})
 	if err := p.ctr.WriteFile(in+"cats/new", nil, 0o644); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a write to the dataset: %v", err)
 	}

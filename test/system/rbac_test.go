@@ -87,6 +87,13 @@ func agentNeedsItsRole(t *testing.T, c *cluster) {
 			_, err := core.ConfigMaps(ns).Get(ctx, "any", metav1.GetOptions{})
 			return err
 		},
+		"write an Event": func() error {
+			_, err := core.Events(ns).Create(ctx, &corev1.Event{
+				ObjectMeta:     metav1.ObjectMeta{Name: "any", Namespace: ns},
+				InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: ns, Name: p.name},
+			}, metav1.CreateOptions{})
+			return err
+		},
 		"read Events": func() error {
 			_, err := core.Events(ns).List(ctx, metav1.ListOptions{})
 			return err

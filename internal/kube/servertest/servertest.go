@@ -5,10 +5,16 @@
 package servertest
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -56,12 +62,54 @@ func Start(t testing.TB) *Server {
 	return &Server{env: env, Admin: cfg}
 }
 
-// Leave ends the API server and leaves etcd with what it has.
+// Leave ends the API server as a crash does, and leaves etcd with what it has.
+// Asked to end, it would wait for its watches.
 func (s *Server) Leave(t testing.TB) {
 	t.Helper()
-	if err := s.env.ControlPlane.GetAPIServer().Stop(); err != nil {
+	server := s.env.ControlPlane.GetAPIServer()
+	pid, err := child("--secure-port=" + server.SecureServing.Port)
+	if err != nil {
 		t.Fatal(err)
 	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	// It waits for the end. ESRCH: that has been.
+	if err := server.Stop(); err != nil && !errors.Is(err, unix.ESRCH) {
+		t.Fatal(err)
+	}
+}
+
+// child finds the process that this one has started with the argument.
+func child(argument string) (int, error) {
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return 0, err
+	}
+	for _, line := range lines {
+		text, err := os.ReadFile(line)
+		if err != nil || !slices.Contains(strings.Split(string(text), "\x00"), argument) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(line)))
+		if err != nil {
+			return 0, err
+		}
+		if parent, err := parentOf(pid); err == nil && parent == os.Getpid() {
+			return pid, nil
+		}
+	}
+	return 0, fmt.Errorf("no process of ours has the argument %s", argument)
+}
+
+func parentOf(pid int) (int, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(text), "\nPPid:\t")
+	line, _, _ := strings.Cut(rest, "\n")
+	return strconv.Atoi(line)
 }
 
 // Return starts it again, at the same address and with the same users.

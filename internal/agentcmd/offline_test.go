@@ -1,0 +1,44 @@
+package agentcmd
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/datalayer/node-mounts/internal/journal"
+)
+
+func TestASecondAgentOfANodeIsRefused(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "root")
+	first, err := journal.Open(filepath.Join(mkdir(t, root), "journal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	status, _, stderr := execute(0, nil, "--node-id", "a", "--health-port", "0", "--kubeconfig", kubeconfig(t, "http://127.0.0.1:1"),
+		"--root", root, "--log-level", "error")
+	if status != 1 || !strings.HasPrefix(stderr, "error: an agent runs on this node already") || !strings.Contains(stderr, "\nhint: end the other process") {
+		t.Errorf("status %d, stderr %q", status, stderr)
+	}
+}
+
+func mkdir(t *testing.T, dir string) string {
+	t.Helper()
+	write(t, dir, map[string]string{"there": ""})
+	return dir
+}
+
+// Commands of other packages tell errors of these by their methods.
+func TestARefusalSaysWhatToDoAndWhetherItIsOfUsage(t *testing.T) {
+	for want, err := range map[bool]error{true: usage(errors.New("e"), "do"), false: refuse(errors.New("e"), "do")} {
+		var advice interface{ Hint() string }
+		var wrong interface{ Usage() bool }
+		if !errors.As(err, &advice) || advice.Hint() != "do" || !errors.As(err, &wrong) || wrong.Usage() != want {
+			t.Errorf("%#v", err)
+		}
+	}
+	if n := len(OfflineOptions()); n != 3 {
+		t.Errorf("%d settings count without an agent", n)
+	}
+}

@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/datalayer/node-mounts/internal/demo"
+)
+
+func TestErrorsBecomeExitStatusesInOnePlace(t *testing.T) {
+	for want, err := range map[int]error{
+		exitOK:      nil,
+		exitError:   errors.New("e"),
+		exitUsage:   fmt.Errorf("wrapped: %w", hinted{usageError{errors.New("e")}, "h"}),
+		exitChecks:  fmt.Errorf("wrapped: %w", demo.ErrFailed),
+		exitTimeout: fmt.Errorf("wrapped: %w", timedOut{errors.New("e")}),
+	} {
+		if got := exitStatus(err); got != want {
+			t.Errorf("%v: %d, want %d", err, got, want)
+		}
+	}
+}
+
+func TestWhatIsReportedIsSafeForATerminalAndComplete(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{nil, ""},
+		{errors.New("two\nlines \x1b[31m"), "error: two; lines \uFFFD[31m\n"},
+		{hinted{errors.New("e"), "run `node-mounts x`, and node-mounts y"}, "error: e\nhint: run `kubectl node-mounts x`, and node-mounts y\n"},
+		{fmt.Errorf("in a file: %w", several{hinted{errors.New("a"), "h"}, hinted{errors.New("b"), "h"}, errors.New("a")}), "error: a\nerror: b\nhint: h\n"},
+		{fmt.Errorf("waiting: %w", context.Canceled), "error: interrupted\n"},
+		{errors.Join(context.Canceled, errors.New("something is left")), "error: interrupted\nerror: something is left\n"},
+	} {
+		var out bytes.Buffer
+		if report(&out, "kubectl node-mounts", c.err); out.String() != c.want {
+			t.Errorf("%v: %q, want %q", c.err, out.String(), c.want)
+		}
+	}
+}
