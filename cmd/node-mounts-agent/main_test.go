@@ -126,7 +126,7 @@ func start(t *testing.T, n *simnode.Node, config string) *agentProcess {
 	t.Helper()
 	a := &agentProcess{t: t, port: freePort(t), done: make(chan struct{})}
 	a.cmd = exec.Command("/proc/self/exe", "--node-id", "node-a", "--shared-root", n.Claim, "--root", n.Root, "--kubelet-dir", n.Kubelet,
-		"--namespace", "runtimes", "--health-port", a.port, "--kubeconfig", config, "--log-level", "debug")
+		"--namespace", "runtimes", "--health-port", a.port, "--kubeconfig", config, "--log-level", "debug", "--events", "false")
 	a.cmd.Env = append(os.Environ(), agentEnv+"=1")
 	a.cmd.Stderr = &a.log
 	a.run()

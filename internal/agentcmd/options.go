@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -46,9 +47,9 @@ type settings struct {
 
 // Options is the table of the agent's settings: the flags, the documentation and
 // the tests are made from it.
-func Options() []Option { return append(nodeOptions(), podOptions()...) }
+func Options() []Option { return slices.Concat(nodeOptions(), limitOptions(), podOptions()) }
 
-// nodeOptions say where the agent is and how much it may do.
+// nodeOptions say where the agent is.
 func nodeOptions() []Option {
 	return []Option{
 		{
@@ -82,6 +83,12 @@ func nodeOptions() []Option {
 				return label(&s.namespace, v)
 			},
 		},
+	}
+}
+
+// limitOptions say how much the agent may do, and how it is watched.
+func limitOptions() []Option {
+	return []Option{
 		{
 			Flag: "max-mounts-per-pod", Env: "DATALAYER_MAX_MOUNTS_PER_POD", Default: strconv.Itoa(agent.DefaultMaxPerPod), Type: "number",
 			Help: "how many mounts one Pod may have",

@@ -36,7 +36,7 @@ func TestTheDefaultsAreThoseOfTheEarlierAgent(t *testing.T) {
 	want := settings{
 		node: "node-a", sharedRoot: "/mnt/shared-fs", root: "/var/lib/datalayer/node-mount-gateway",
 		kubelet: "/var/lib/kubelet", mount: "/mnt/datalayer", namespace: "datalayer-runtimes",
-		maxPerPod: 32, maxPerNode: 512, healthPort: 9808, logLevel: "info",
+		maxPerPod: 32, maxPerNode: 512, healthPort: 9808, logLevel: "info", events: true,
 		prefix: grant.DefaultPrefix, volume: "node-mount-gateway",
 		owner: beneath.Owner{UID: 1000, GID: 100}, sandboxed: []string{"gvisor", "runsc", "kata"},
 	}
@@ -50,11 +50,13 @@ func TestAFlagWinsOverItsVariableAndThatOverTheDefault(t *testing.T) {
 		"NODE_ID": "env-node", "DATALAYER_SHARED_FS_MOUNT_PATH": "/env/shared", "DATALAYER_NODE_MOUNT_GATEWAY_ROOT": "/env/root",
 		"DATALAYER_KUBELET_DIR": "/env/kubelet", "DATALAYER_RUNTIMES_NAMESPACE": "env-ns", "DATALAYER_MAX_MOUNTS_PER_POD": "3",
 		"DATALAYER_MAX_MOUNTS_PER_NODE": "4", "DATALAYER_LOCAL_CSI_HEALTH_PORT": "5", "DATALAYER_LOG_LEVEL": "warn", "KUBECONFIG": "/env/config",
+		"DATALAYER_NODE_MOUNT_GATEWAY_EVENTS": "false",
 	}
 	flags := map[string]string{
 		"node-id": "flag-node", "shared-root": "/flag/shared/", "root": "/flag/root", "kubelet-dir": "/flag/kubelet", "namespace": "flag-ns",
 		"max-mounts-per-pod": "6", "max-mounts-per-node": "7", "health-port": "0", "log-level": "ERROR", "annotation-prefix": "example.org",
 		"volume-name": "gateway", "mount-path": "/mnt/x", "owner": "0:0", "kubeconfig": "/flag/config", "sandboxed-runtimes": " a, ,b",
+		"events": "1",
 	}
 	fromEnv := settings{
 		node: "env-node", sharedRoot: "/env/shared", root: "/env/root", kubelet: "/env/kubelet", mount: "/mnt/datalayer", namespace: "env-ns",
@@ -63,7 +65,7 @@ func TestAFlagWinsOverItsVariableAndThatOverTheDefault(t *testing.T) {
 	}
 	fromFlags := settings{
 		node: "flag-node", sharedRoot: "/flag/shared", root: "/flag/root", kubelet: "/flag/kubelet", mount: "/mnt/x", namespace: "flag-ns",
-		maxPerPod: 6, maxPerNode: 7, healthPort: 0, logLevel: "ERROR", prefix: "example.org", volume: "gateway",
+		maxPerPod: 6, maxPerNode: 7, healthPort: 0, logLevel: "ERROR", events: true, prefix: "example.org", volume: "gateway",
 		owner: beneath.Owner{}, kubeconfig: "/flag/config", sandboxed: []string{"a", "b"},
 	}
 	if got := settle(t, nil, env); !reflect.DeepEqual(got, fromEnv) {
@@ -111,6 +113,7 @@ func TestNonsenseIsRefusedWithWhatToDo(t *testing.T) {
 		"max-mounts-per-node": {"", "0", "20001"},
 		"health-port":         {"", "-1", "65536", "http"},
 		"log-level":           {"", "verbose", "info+1"},
+		"events":              {"", "yes", "on"},
 		"annotation-prefix":   {"", "Example.org", "a/b", "a..b"},
 		"volume-name":         {"", "a.b", "A", long},
 		"mount-path":          {"", "/", "mnt"},

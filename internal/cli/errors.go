@@ -123,7 +123,7 @@ func report(w io.Writer, name string, err error) {
 // beside are the errors joined to one: what could not be put away when something
 // was interrupted.
 func beside(err, one error) several {
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // a join at the top: what is wrapped deeper belongs to its wrapper
+	joined, ok := err.(interface{ Unwrap() []error }) // at the top alone: what is wrapped deeper is its wrapper's
 	switch {
 	case ok:
 		var out several
