@@ -199,10 +199,14 @@ func (a *Agent) removeBase(ctx context.Context, s *podState) error {
 	if s.j.Tree == nil && len(s.j.Stale) == 0 {
 		return a.pods.Rmdir(s.j.UID)
 	}
-	if err := a.unpublish(ctx, s); err != nil {
+	err := a.unpublish(ctx, s)
+	if errors.Is(err, mnt.ErrBusy) && a.takeCopies(ctx, s) {
+		err = a.unpublish(ctx, s)
+	}
+	if err != nil {
 		return err
 	}
-	err := mnt.UntilFree(ctx, func() error { return a.Table.Unmount(a.pods, s.j.UID, false) })
+	err = mnt.UntilFree(ctx, func() error { return a.Table.Unmount(a.pods, s.j.UID, false) })
 	if err != nil && !errors.Is(err, mnt.ErrNotMounted) {
 		return err
 	}
@@ -259,4 +263,49 @@ func (a *Agent) published(s *podState, dir *beneath.Dir) (bool, error) {
 	defer volume.Close()
 	place, err := a.Table.At(volume)
 	return err == nil && (a.isPublication(s, place) || place.MountRoot && slices.Contains(s.j.Stale, place.Dev)), err
+}
+
+// takeCopies takes grants off the publication that the tree has no longer:
+// something that somebody on the node mounted beneath one kept it there when the
+// tree's was taken away, and no unmount in the tree reaches it any more. What is
+// no grant by its flags, and what still has a mount beneath it, is left alone. It
+// tells whether any were taken.
+func (a *Agent) takeCopies(ctx context.Context, s *podState) bool {
+	table, err := a.Table.List()
+	if err != nil {
+		return false
+	}
+	at := a.volumePath(s.j.UID)
+	pub, ok := mnt.Covering(table, at)
+	if !ok || pub.Point != at || pub.Source != mnt.TreeSource {
+		return false
+	}
+	volume, err := a.openVolume(ctx, s.j.UID)
+	if err != nil {
+		return false
+	}
+	defer volume.Close()
+	taken := false
+	for _, m := range table {
+		target := path.Base(m.Point)
+		if m.Parent != pub.ID || path.Dir(m.Point) != at || m.Flags&grantFlags != grantFlags || s.j.Find(target) != nil {
+			continue
+		}
+		err := mnt.UntilFree(ctx, func() error { return a.Table.Unmount(volume, target, false) })
+		if err == nil {
+			taken = true
+			err = a.rmdirTarget(s, target)
+		}
+		a.Log.Info("taking a copy off the publication", "pod", s.j.Ref(), "target", target, "error", err)
+	}
+	return taken
+}
+
+func (a *Agent) rmdirTarget(s *podState, target string) error {
+	tree, err := a.pods.Open(s.j.UID)
+	if err != nil {
+		return err
+	}
+	defer tree.Close()
+	return tree.Rmdir(target)
 }

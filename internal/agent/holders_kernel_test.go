@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -130,5 +131,24 @@ func TestAGrantThatTheNodeHasMountedIntoIsRevokedOnceThatHasGone(t *testing.T) {
 	must(t, p.Ctr.Stop())
 	n.API.Delete(p.UID)
 	p.Pass()
+	clean(t, n, p)
+}
+
+// The same when the Pod goes: the volume is busy while the node's own mount
+// stands, which nobody but the node may take, and is released once it has gone.
+func TestAPodWithAVolumeThatTheNodeHasMountedIntoIsReleasedOnceThatHasGone(t *testing.T) {
+	t.Parallel()
+	n, p := granted(t)
+	foreign := filepath.Join(p.VolumePath(), "u1", "foreign")
+	must(t, os.Mkdir(foreign, 0o755))
+	must(t, unix.Mount("other", foreign, "tmpfs", 0, ""))
+	must(t, p.Ctr.Stop())
+	n.API.Delete(p.UID)
+	if _, err := n.Agent.Reconcile(t.Context(), p.UID); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("released with a mount in the volume: %v", err)
+	}
+	must(t, unix.Unmount(foreign, 0))
+	p.Pass()
+	tearDown(t, p)
 	clean(t, n, p)
 }

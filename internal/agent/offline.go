@@ -163,9 +163,6 @@ func (o *Offline) Recover(ctx context.Context, uid string, force bool) (Recovery
 	before := slices.Clone(s.j.Mounts)
 	s.mu.Unlock()
 	_, err := a.Reconcile(ctx, uid)
-	if errors.Is(err, mnt.ErrBusy) && o.takeCopies(ctx, s) {
-		_, err = a.Reconcile(ctx, uid)
-	}
 	for _, e := range before {
 		if s.j.Find(e.Target) == nil {
 			rec.Taken = append(rec.Taken, ViewedMount{Target: e.Target, Identity: e.Identity, State: e.State})
@@ -177,39 +174,6 @@ func (o *Offline) Recover(ctx context.Context, uid string, force bool) (Recovery
 	var lerr error
 	rec.Left, lerr = o.left(uid)
 	return rec, errors.Join(err, lerr)
-}
-
-// takeCopies takes grants off the publication that the tree has no longer: a mount
-// that somebody made beneath one kept it there when the tree's was taken away. It
-// tells whether there were any. What is no grant by its flags, and what has
-// another mount beneath it, is left alone.
-func (o *Offline) takeCopies(ctx context.Context, s *podState) bool {
-	a := o.a
-	table, err := a.Table.List()
-	if err != nil {
-		return false
-	}
-	volume := a.volumePath(s.j.UID)
-	pub, ok := mnt.Covering(table, volume)
-	if !ok || pub.Point != volume || pub.Source != mnt.TreeSource {
-		return false
-	}
-	dir, err := a.openKubelet(ctx, s.j.UID, path.Join(volumeDir(s.j.UID), a.Policy.VolumeName))
-	if err != nil {
-		return false
-	}
-	defer dir.Close()
-	taken := false
-	for _, m := range table {
-		target := path.Base(m.Point)
-		if m.Parent != pub.ID || path.Dir(m.Point) != volume || m.Flags&grantFlags != grantFlags || s.j.Find(target) != nil {
-			continue
-		}
-		err := mnt.UntilFree(ctx, func() error { return a.Table.Unmount(dir, target, false) })
-		a.Log.Info("taking a copy off the publication", "pod", s.j.Ref(), "target", target, "error", err)
-		taken = taken || err == nil
-	}
-	return taken
 }
 
 // unused makes sure that no process of the Pod runs. Not being able to tell is

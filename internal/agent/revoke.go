@@ -147,7 +147,7 @@ func (a *Agent) recheckHeld(ctx context.Context, s *podState, p plan.Pod) {
 	if len(s.j.Held) == 0 {
 		return
 	}
-	a.clearPublication(ctx, s)
+	a.takeCopies(ctx, s)
 	var still []journal.Held
 	whys := a.holders(ctx, lookAt(s, p), s.j.Held)
 	for i, h := range s.j.Held {
@@ -162,42 +162,4 @@ func (a *Agent) recheckHeld(ctx context.Context, s *podState, p plan.Pod) {
 	if err := a.save(s); err != nil {
 		a.Log.Error("saving the journal", "pod", s.j.Ref(), "error", err)
 	}
-}
-
-// clearPublication takes off the publication what of the held mounts stayed there
-// when they went from the tree: something that somebody on the node mounted in
-// them keeps such a copy, and no unmount in the tree reaches it any more. It goes
-// once that has gone.
-func (a *Agent) clearPublication(ctx context.Context, s *podState) {
-	volume, err := a.openVolume(ctx, s.j.UID)
-	if err != nil {
-		return // there is none
-	}
-	defer volume.Close()
-	place, err := a.Table.At(volume)
-	if err != nil || !a.isPublication(s, place) {
-		return
-	}
-	for _, h := range s.j.Held {
-		on, err := volume.OpenTarget(h.Target)
-		on.Close()
-		if s.j.Find(h.Target) != nil || !errors.Is(err, beneath.ErrMounted) {
-			continue
-		}
-		if err = a.Table.Unmount(volume, h.Target, false); err == nil {
-			err = a.rmdirTarget(s, h.Target)
-		}
-		if err != nil {
-			a.Log.Warn("taking a copy off the publication", "pod", s.j.Ref(), "target", h.Target, "error", err)
-		}
-	}
-}
-
-func (a *Agent) rmdirTarget(s *podState, target string) error {
-	tree, err := a.pods.Open(s.j.UID)
-	if err != nil {
-		return err
-	}
-	defer tree.Close()
-	return tree.Rmdir(target)
 }

@@ -146,14 +146,16 @@ func (l *life) mustBeKilled() bool {
 // and answers.
 func (l *life) agentReturns() {
 	l.t.Helper()
-	l.n.startAgent(agentOptions{})
 	sets := lifeOfAPod()
 	if l.stage == len(sets) {
+		l.n.startAgent(agentOptions{})
 		l.p.tornDown()
 		l.p.remove()
 		l.p.forgotten()
 		return
 	}
+	before := l.p.ids()
+	l.n.startAgent(agentOptions{})
 	set := sets[l.stage]
 	eventually(l.t, "the set to stand, each mount once", func() string { return l.p.differs(set) })
 	eventually(l.t, "the answer", func() string {
@@ -163,6 +165,13 @@ func (l *life) agentReturns() {
 		return ""
 	})
 	ids := l.p.ids()
+	if l.stage > 0 {
+		for _, m := range set {
+			if slices.Contains(sets[l.stage-1], m) && ids[m.Target] != before[m.Target] {
+				l.t.Errorf("%s, which nobody changed, is mount %d, was %d", m.Target, ids[m.Target], before[m.Target])
+			}
+		}
+	}
 	l.p.grant(set...) // once more, answered once more
 	if now := l.p.ids(); !maps.Equal(ids, now) {
 		l.t.Errorf("the mounts are %v, were %v", now, ids)
