@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -194,13 +195,16 @@ func (n *node) grant(ctx context.Context, s *Step, visible string, mounts ...gra
 	return nil
 }
 
-// await looks from inside the sandbox until the folder is a mount there.
+// await looks through the sandbox's root until the folder is there: in its mount
+// namespace, without the pipe to its process, which would be most of the time.
 func (n *node) await(ctx context.Context, name string, began time.Time, seen chan<- time.Duration) {
+	inside := fmt.Sprintf("/proc/%d/root%s", n.sandbox.PID(), at(name))
 	for ctx.Err() == nil {
-		if _, err := n.sandbox.Stat(at(name)); err == nil {
+		if _, err := os.Stat(inside); err == nil {
 			seen <- time.Since(began)
 			return
 		}
+		runtime.Gosched()
 	}
 }
 

@@ -36,11 +36,14 @@ func newCluster(t *testing.T) *cluster {
 	return &cluster{server: s, admin: admin, names: grant.NamesFor("")}
 }
 
-// agentRules are all that the agent may do.
+// podRules are all that the agent needs.
+func podRules() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch", "patch"}}}
+}
+
+// agentRules are all that it has: it also writes events where it may.
 func agentRules() []rbacv1.PolicyRule {
-	return []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch", "patch"}},
-	}
+	return append(podRules(), rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}})
 }
 
 // namespace makes a namespace, and a user who may do in it what the rules say. It

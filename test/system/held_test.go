@@ -44,7 +44,7 @@ func killedWhileHeld(t *testing.T, c *cluster) {
 						t.Parallel()
 						points.Add(1)
 						h := resist(t, c, point)
-						if h.dies() {
+						if h.dies(op, nth) {
 							reached.Add(1)
 							h.n.startAgent(agentOptions{})
 						}
@@ -89,21 +89,22 @@ func resist(t *testing.T, c *cluster, point string) *heldLife {
 	return h
 }
 
-// dies waits until the agent has died, or answered.
-func (h *heldLife) dies() bool {
+// dies tells whether the agent dies at the nth call of op. It answers without
+// having come there where its grants were recorded in fewer writings.
+func (h *heldLife) dies(op string, nth int) bool {
 	h.n.t.Helper()
+	a := h.n.agent
 	eventually(h.n.t, "the agent to die or to answer", func() string {
-		if st := h.p.ready(); h.n.agent.alive() && st == nil {
+		if a.alive() && (h.p.ready() == nil || a.calls()[op] >= nth) {
 			return "neither"
 		}
 		return ""
 	})
-	if h.n.agent.alive() {
-		// It may be about to die after it has answered.
-		h.n.agent.kill()
+	if a.alive() {
+		return false
 	}
-	if !h.n.agent.killed() {
-		h.n.t.Fatalf("the agent ended by itself: %v", h.n.agent.state)
+	if !a.killed() {
+		h.n.t.Fatalf("the agent ended by itself: %v", a.state)
 	}
 	return true
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/simnode"
@@ -49,9 +50,15 @@ type node struct {
 // the test ends, nothing may be left on it: every test deletes its Pods.
 func (c *cluster) node(t *testing.T) *node {
 	t.Helper()
+	return c.nodeWith(t, agentRules())
+}
+
+// nodeWith is node with other rights for its agent.
+func (c *cluster) nodeWith(t *testing.T, rules []rbacv1.PolicyRule) *node {
+	t.Helper()
 	name := fmt.Sprintf("n-%08x", rand.Uint32())
 	n := &node{t: t, c: c, name: name, namespace: name, operator: operator.New(c.admin.CoreV1(), c.names)}
-	n.kubeconfig = c.namespace(t, n.namespace, agentRules())
+	n.kubeconfig = c.namespace(t, n.namespace, rules)
 	var err error
 	n.Node, err = simnode.New(simnode.Options{})
 	must(t, err)
