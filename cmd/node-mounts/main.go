@@ -19,12 +19,22 @@ import (
 
 func main() {
 	simnode.Main() // a process of the demo's node, when it was started as one
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), ending()...)
 	context.AfterFunc(ctx, stop)                  // the second signal ends the process at once
 	kube.RouteLogs(slog.New(slog.DiscardHandler)) // what matters of them comes back as an error
 	status := cli.Run(ctx, cli.Invocation{Args: os.Args, In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Version: version()})
 	stop()
 	os.Exit(status)
+}
+
+// ending are the signals that ask the program to stop and put away what it made.
+// A terminal that closes sends SIGHUP, unless nohup had it ignored.
+func ending() []os.Signal {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
 }
 
 // version is the module's, or the commit's where the build knows no tag.

@@ -146,6 +146,10 @@ type podState struct {
 	stuck map[string]bool
 	// dead are standing mounts whose storage stopped answering.
 	dead map[string]string
+	// storageAsked: this agent has asked the storage of what it found standing.
+	storageAsked bool
+	// dying is when the Pod was first seen to be terminating.
+	dying time.Time
 	// watched: a goroutine waits for the Pod's processes to end.
 	watched bool
 

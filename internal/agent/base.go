@@ -235,16 +235,21 @@ func (a *Agent) unpublish(ctx context.Context, s *podState) error {
 	}
 	defer dir.Close()
 	for range maxStacked {
-		published, err := a.published(s, dir)
+		published := false
+		err := mnt.UntilFree(ctx, func() (err error) {
+			// Looked at before each attempt: while it was busy, kubelet may have taken
+			// it off, and what is topmost now is kubelet's.
+			if published, err = a.published(s, dir); err != nil || !published {
+				return err
+			}
+			return a.Table.Unmount(dir, a.Policy.VolumeName, false)
+		})
 		if err != nil {
 			return err
 		}
 		if !published {
 			s.j.Publication, s.j.Stale = nil, nil
 			return nil
-		}
-		if err := mnt.UntilFree(ctx, func() error { return a.Table.Unmount(dir, a.Policy.VolumeName, false) }); err != nil {
-			return err
 		}
 	}
 	return fmt.Errorf("more than %d publications are stacked on %s", maxStacked, a.volumePath(s.j.UID))

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// releaseGrace is how long after the end of its grace period a terminating
-	// Pod keeps its mounts although processes of it are still there.
+	// releaseGrace is how long a terminating Pod keeps its mounts beyond its grace
+	// period although processes of it are still there.
 	releaseGrace = 30 * time.Second
 	// lookAgain is the pause after an answer that met a changed Pod. The change
 	// itself arrives as an event, usually sooner.
@@ -63,8 +63,8 @@ func (a *Agent) phase(ctx context.Context, s *podState, p plan.Pod, found bool) 
 	case !found || p.Node != a.Policy.Node:
 		return a.vanished(ctx, s)
 	case p.Finished:
-		return a.release(ctx, s, p, !p.Terminating())
-	case p.Terminating():
+		return a.release(ctx, s, p, !p.Terminating)
+	case p.Terminating:
 		return a.terminating(ctx, s, p)
 	case p.Grant == nil:
 		return a.release(ctx, s, p, true)
@@ -96,7 +96,12 @@ func (a *Agent) terminating(ctx context.Context, s *podState, p plan.Pod) (time.
 			a.Log.Error("revoking while the Pod terminates", "pod", s.j.Ref(), "error", err)
 		}
 	}
-	left := p.Deadline.Add(releaseGrace).Sub(a.Clock.Now())
+	if s.dying.IsZero() {
+		s.dying = a.Clock.Now()
+	}
+	// From when this agent first saw it: the Pod's deadline is by another clock,
+	// and one that is ahead must not take a home from a container that saves.
+	left := p.Grace + releaseGrace - a.Clock.Since(s.dying)
 	alive, err := a.Processes.Has(s.j.UID)
 	if err != nil {
 		a.Log.Warn("looking for the Pod's processes", "pod", s.j.Ref(), "error", err)

@@ -36,10 +36,11 @@ func reconciled(j journal.Pod, mounts []mnt.Mount, at places, bootID string, ren
 		j.Stale = ours(mounts, at.volume)
 		return j
 	}
-	if j.Tree == nil || j.Tree.Record == nil || !j.Tree.Record.Matches(tree) {
-		// A tree the journal does not know, or not completely. It is known well
-		// enough to be taken down: by its place.
-		j.Tree = &journal.Base{Record: &mnt.Record{Dev: tree.Dev, Root: tree.Root, Flags: tree.Flags}}
+	if j.Tree == nil || j.Tree.Record == nil || !j.Tree.Record.Matches(tree) || tree.Peer == 0 {
+		// A tree that the journal does not know, or not completely, or that
+		// nothing propagates from. It is known well enough to be taken down: by
+		// its place.
+		j.Tree = &journal.Base{Record: &mnt.Record{Dev: tree.Dev, Root: tree.Root, Flags: tree.Flags}, Unsound: true}
 		revokeAllOf(j.Mounts)
 	}
 	j.Mounts = entries(j.Mounts, mounts, tree, renamed)

@@ -188,8 +188,8 @@ func podCommands() []command {
 		}),
 		quiet("unanswer", func(w *world, a args) { w.change(a.uid(), func(p *plan.Pod) { p.Ready = nil }) }),
 		quiet("terminate", func(w *world, a args) {
-			deadline := w.clock.Now().Add(a.duration(a.value("grace")))
-			w.change(a.uid(), func(p *plan.Pod) { p.Deadline = deadline })
+			grace := a.duration(a.value("grace"))
+			w.change(a.uid(), func(p *plan.Pod) { p.Terminating, p.Grace = true, grace })
 		}),
 		quiet("finish", func(w *world, a args) {
 			w.change(a.uid(), func(p *plan.Pod) { p.Finished, p.Uses[0].ID = true, "" })

@@ -51,11 +51,31 @@ func (a *Agent) serve(ctx context.Context, s *podState, p plan.Pod) (time.Durati
 	if p.Ready == nil {
 		s.retryNow()
 	}
+	if err := a.rebuild(ctx, s, p); err != nil {
+		return 0, err
+	}
 	steps := plan.Diff(s.j.Standing(), pl)
 	// Always, and before anything that could end the pass.
 	stuck := a.revokeAll(ctx, s, p, steps.Revoke)
 	again, err := a.provide(ctx, s, p, pl, steps)
 	return again, errors.Join(stuck, err)
+}
+
+// rebuild takes down a tree that is not as this agent makes it, with all that
+// stands in it: no grant in it could be trusted to arrive.
+func (a *Agent) rebuild(ctx context.Context, s *podState, p plan.Pod) error {
+	if s.j.Tree == nil || !s.j.Tree.Unsound {
+		return nil
+	}
+	a.Log.Warn("the Pod's tree is not sound: it is made anew", "pod", s.j.Ref())
+	targets := make([]string, len(s.j.Mounts))
+	for i, e := range s.j.Mounts {
+		targets[i] = e.Target
+	}
+	if err := a.revokeAll(ctx, s, p, targets); err != nil {
+		return err
+	}
+	return a.removeBase(ctx, s)
 }
 
 // provide makes what is missing, proves it, and answers.
@@ -88,6 +108,10 @@ func (a *Agent) provide(ctx context.Context, s *podState, p plan.Pod, pl plan.Pl
 	defer tree.Close()
 	if err := a.grantAll(ctx, s, tree, steps.Grant); err != nil {
 		return 0, err
+	}
+	if !s.storageAsked {
+		s.storageAsked = true
+		a.askStorage(ctx, s)
 	}
 	hidden, err := a.prove(ctx, s, p, tree, failed)
 	if isNotYet(err) {

@@ -167,9 +167,9 @@ func TestAGrantWhoseStorageHangsIsDeadUntilItAnswersAgain(t *testing.T) {
 	mustBeQuick(t, q)
 	absent(t, treeOf(n, q))
 	tearDown(t, q)
-	// The agent that comes back adopts it without asking the storage.
+	// The agent that comes back adopts it, and does not call it ready either.
 	n.Restart()
-	p.MustAnswer(grant.StateReady, []string{"u1", "u2"}, nil)
+	p.MustAnswer(grant.StateDegraded, []string{"u1", "u2"}, codes("u1", "MOUNT_DEAD"))
 	must(t, n.Agent.Sweep(t.Context()))
 	p.MustAnswer(grant.StateDegraded, []string{"u1", "u2"}, codes("u1", "MOUNT_DEAD"))
 	undisturbed(t, n, p, before)

@@ -17,7 +17,7 @@ import (
 // terminate has the API delete the Pod, with a grace period that ends in half a
 // minute.
 func terminate(n *agenttest.Node, p *agenttest.Pod) {
-	n.API.Change(p.UID, func(p *plan.Pod) { p.Deadline = n.Clock.Now().Add(30 * time.Second) })
+	n.API.Change(p.UID, func(p *plan.Pod) { p.Terminating, p.Grace = true, 30*time.Second })
 }
 
 func TestATerminatingPodSavesIntoItsHomeAndIsReleasedWhenItsLastProcessEnds(t *testing.T) {

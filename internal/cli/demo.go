@@ -1,6 +1,11 @@
 package cli
 
 import (
+	"errors"
+	"os"
+	"os/signal"
+	"syscall"
+
 	"github.com/spf13/cobra"
 
 	"github.com/datalayer/node-mounts/internal/demo"
@@ -18,8 +23,16 @@ inside the sandbox. It needs root, and leaves nothing behind.`,
 		Args: takes(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := simnode.Enter(); err != nil {
-				return hinted{err, "run it as root, in a container with --privileged"}
+				if errors.Is(err, syscall.EPERM) {
+					err = hinted{err, "run it as root, in a container with --privileged"}
+				}
+				return err
 			}
+			// A write to a pipe that nobody reads would end the program where it
+			// is (os/signal, SIGPIPE), and leave the demo's folder behind.
+			pipe := make(chan os.Signal, 1)
+			signal.Notify(pipe, syscall.SIGPIPE)
+			defer signal.Stop(pipe)
 			return demo.Run(cmd.Context(), cmd.OutOrStdout(), demo.Format(form))
 		},
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/url"
 	"strings"
+	"syscall"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -101,6 +102,9 @@ func report(w io.Writer, name string, err error) {
 	if errors.Is(err, context.Canceled) {
 		fmt.Fprintln(w, "error: interrupted")
 		errs = beside(err, context.Canceled)
+	}
+	if errors.Is(err, demo.ErrOutput) && errors.Is(err, syscall.EPIPE) {
+		errs = beside(err, demo.ErrOutput) // `demo | head`: whoever reads has seen enough
 	}
 	told := map[string]bool{}
 	var hints []string

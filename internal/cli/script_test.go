@@ -219,7 +219,7 @@ type standIn struct {
 // fails, the others are mounted.
 func (a standIn) Reconcile(ctx context.Context, uid string) (time.Duration, error) {
 	p, ok := a.api.Pod(uid)
-	if !ok || p.Finished || p.Terminating() || p.Grant == nil && p.Ready == nil {
+	if !ok || p.Finished || p.Terminating || p.Grant == nil && p.Ready == nil {
 		return 0, nil
 	}
 	if p.Grant == nil {

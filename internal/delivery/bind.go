@@ -66,11 +66,29 @@ func (b *Bind) source(m plan.Mount) (*beneath.Dir, error) {
 	}
 	// The root of a mount is opened without a question to its server. One that
 	// hangs must not get as far as the sandbox, where every look at it hangs too.
-	if err := proof.Reads(source); err != nil {
+	err = proof.Reads(source)
+	if err == nil && !m.ReadOnly() {
+		err = writable(source)
+	}
+	if err != nil {
 		source.Close()
 		return nil, err
 	}
 	return source, nil
+}
+
+// writable refuses a source on a mount or a filesystem that is read-only as a
+// whole: a bind of it would be as well, whatever was granted.
+func writable(source *beneath.Dir) error {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(source.Fd(), &fs); err != nil {
+		return err
+	}
+	const readOnly = 0x1 // ST_RDONLY, statfs(2)
+	if fs.Flags&readOnly != 0 {
+		return ErrReadOnly
+	}
+	return nil
 }
 
 // claim opens the claim anew each time: it may have been mounted, or mounted
@@ -148,9 +166,11 @@ func unmount(ctx context.Context, table mnt.Table, tree *beneath.Dir, target str
 		return err
 	}
 	err = tree.Rmdir(target)
-	if errors.Is(err, unix.EBUSY) && !stands(tree, target) {
-		// The folder is also the publication's, where somebody else's mount keeps
-		// a copy in place: who still has that is found like any other holder.
+	if err != nil && !stands(table, tree, target) {
+		// What is left is no mount: something that root on the node put into the
+		// tree, which goes with the tree; or the folder, because somebody's mount
+		// keeps a copy of ours on it in the publication, and who has that is found
+		// like any other holder.
 		return nil
 	}
 	return err
@@ -158,10 +178,14 @@ func unmount(ctx context.Context, table mnt.Table, tree *beneath.Dir, target str
 
 // stands tells whether a mount is at target in the tree itself: one that lay
 // beneath what was taken off.
-func stands(tree *beneath.Dir, target string) bool {
-	dir, err := tree.OpenTarget(target)
-	dir.Close()
-	return errors.Is(err, beneath.ErrMounted)
+func stands(table mnt.Table, tree *beneath.Dir, target string) bool {
+	dir, err := tree.Open(target)
+	if err != nil {
+		return false
+	}
+	defer dir.Close()
+	place, err := table.At(dir)
+	return err == nil && place.MountRoot
 }
 
 // Alive implements Delivery.

@@ -45,6 +45,9 @@ type Delivery interface {
 // disk would be lost with the agent.
 var ErrClaimMissing = errors.New("the shared claim is not mounted on this node")
 
+// ErrReadOnly says that what is to be written to can only be read on this node.
+var ErrReadOnly = errors.New("the claim, or the filesystem of the source, is mounted read-only on this node")
+
 // ErrTargetTaken says that something other than the agent's own folder stands
 // at the target in the tree. Only root on the node can put it there.
 var ErrTargetTaken = errors.New("something else stands at the target in the Pod's tree")
@@ -63,6 +66,8 @@ func Explain(err error) (grant.Code, string) {
 		return grant.CodeInvalidSource, "a name in the source is too long for the filesystem"
 	case errors.Is(err, ErrClaimMissing):
 		return grant.CodeMountFailed, ErrClaimMissing.Error() + ": check the agent's volume and --shared-root"
+	case errors.Is(err, ErrReadOnly), errors.Is(err, unix.EROFS):
+		return grant.CodeMountFailed, ErrReadOnly.Error() + ": mount it writable, or grant it ro"
 	case errors.Is(err, beneath.ErrNotWritable):
 		return grant.CodeMountFailed, "the storage made the new folder unwritable for the sandbox user: " + reason(err)
 	case errors.Is(err, beneath.ErrMounted):

@@ -22,6 +22,10 @@ import (
 // ErrFailed is returned when something that was shown did not go as it must.
 var ErrFailed = errors.New("the demo saw something that must not happen")
 
+// ErrOutput is returned, with the reason, when what is shown cannot be written.
+// The demo stops there, and has put everything away by then.
+var ErrOutput = errors.New("cannot write what the demo shows")
+
 // Format is how the demo reports.
 type Format string
 
@@ -34,28 +38,33 @@ const (
 // Run shows the whole story on out. The process must be in a mount namespace of
 // its own (simnode.Enter).
 func Run(ctx context.Context, out io.Writer, format Format) error {
-	text := printer{w: out}
+	text := &printer{w: out}
 	if format == JSON {
 		text.w = io.Discard
 	}
 	text.line("Node Mounts, on one node in namespaces of its own (Linux %s): no cluster, nothing outside is touched.", obs.KernelRelease())
 	text.line("A sandbox is running as uid 1000. Its folder %s is empty.", simnode.DefaultMountPath)
+	if text.err != nil {
+		return text.err
+	}
 	var log bytes.Buffer
 	doc, err := tell(ctx, text, &log)
 	if err == nil && !doc.OK {
 		err = ErrFailed
 	}
-	if err != nil && ctx.Err() == nil {
+	if err != nil && ctx.Err() == nil && text.err == nil && log.Len() > 0 {
 		fmt.Fprintf(os.Stderr, "--- what the agent logged ---\n%s", log.String())
 	}
 	if format == JSON && ctx.Err() == nil {
-		return errors.Join(err, doc.writeJSON(out))
+		if werr := doc.writeJSON(out); werr != nil {
+			return errors.Join(err, outputError{werr})
+		}
 	}
 	return err
 }
 
 // tell makes the node, goes through the story, and looks at what is left.
-func tell(ctx context.Context, text printer, log io.Writer) (Document, error) {
+func tell(ctx context.Context, text *printer, log io.Writer) (Document, error) {
 	doc := Document{Kernel: obs.KernelRelease(), OK: true, Steps: []Step{}}
 	before, err := mountPoints()
 	if err != nil {
@@ -77,6 +86,7 @@ func tell(ctx context.Context, text printer, log io.Writer) (Document, error) {
 	doc.OK = doc.OK && len(left) == 0
 	if err == nil && lerr == nil {
 		text.end(doc)
+		err = text.err
 	}
 	return doc, errors.Join(err, lerr)
 }

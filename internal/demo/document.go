@@ -47,18 +47,33 @@ type Check struct {
 	OK   bool   `json:"ok"`
 }
 
-// Print writes one line after the other as things happen.
+// outputError is ErrOutput with its reason. It is one error and no list of two:
+// whoever takes joined errors apart keeps it whole.
+type outputError struct{ reason error }
+
+func (e outputError) Error() string        { return ErrOutput.Error() + ": " + e.reason.Error() }
+func (e outputError) Unwrap() error        { return e.reason }
+func (e outputError) Is(target error) bool { return target == ErrOutput }
+
+// printer writes one line after the other as things happen, until one cannot be
+// written.
 type printer struct {
-	w io.Writer
+	w   io.Writer
+	err error
 }
 
-func (p printer) line(format string, args ...any) {
-	fmt.Fprintf(p.w, format+"\n", args...)
+func (p *printer) line(format string, args ...any) {
+	if p.err != nil {
+		return
+	}
+	if _, err := fmt.Fprintf(p.w, format+"\n", args...); err != nil {
+		p.err = outputError{err}
+	}
 }
 
-func (p printer) title(n int, title string) { p.line("\n%d. %s", n, title) }
+func (p *printer) title(n int, title string) { p.line("\n%d. %s", n, title) }
 
-func (p printer) step(s Step) {
+func (p *printer) step(s Step) {
 	if s.Ready > 0 {
 		p.line("   %s", timing(s))
 	}
@@ -84,7 +99,7 @@ func timing(s Step) string {
 	return fmt.Sprintf("in the sandbox after %s, answered %s after %s", us(s.Visible), s.Answer, us(s.Ready))
 }
 
-func (p printer) end(d Document) {
+func (p *printer) end(d Document) {
 	if len(d.Left) > 0 {
 		p.line("\nFAIL left behind: %s", strings.Join(d.Left, ", "))
 	} else {

@@ -27,7 +27,7 @@ func at(name string) string { return path.Join(simnode.DefaultMountPath, name) }
 
 // story goes through the steps. An error is the demo's own; what the product
 // does wrong is a check that failed.
-func (n *node) story(ctx context.Context, text printer, doc *Document) error {
+func (n *node) story(ctx context.Context, text *printer, doc *Document) error {
 	if err := n.dataset(); err != nil {
 		return err
 	}
@@ -45,6 +45,9 @@ func (n *node) story(ctx context.Context, text printer, doc *Document) error {
 			return err
 		}
 		text.title(i+1, s.title)
+		if text.err != nil {
+			return text.err
+		}
 		step := Step{Title: s.title, Checks: []Check{}}
 		err := s.run(ctx, &step)
 		doc.Steps = append(doc.Steps, step)

@@ -49,6 +49,9 @@ type Pod struct {
 // Base is the tree or the publication. It is written without a record first.
 type Base struct {
 	Record *mnt.Record `json:"record,omitempty"`
+	// Unsound: something stands in its place that was not made, or not completely,
+	// as this agent makes it. It is taken down and made anew.
+	Unsound bool `json:"unsound,omitempty"`
 }
 
 // State is how far a grant has come.

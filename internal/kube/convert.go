@@ -3,9 +3,11 @@ package kube
 import (
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/plan"
@@ -28,7 +30,8 @@ func PodFromAPI(p *corev1.Pod, names grant.Names, volume string) plan.Pod {
 		HostUsers:       p.Spec.HostUsers == nil || *p.Spec.HostUsers,
 	}
 	if p.DeletionTimestamp != nil {
-		pod.Deadline = p.DeletionTimestamp.Time
+		pod.Terminating = true
+		pod.Grace = time.Duration(ptr.Deref(p.DeletionGracePeriodSeconds, 0)) * time.Second
 	}
 	if p.Spec.RuntimeClassName != nil {
 		pod.RuntimeClass = *p.Spec.RuntimeClassName
@@ -133,8 +136,8 @@ func strip(p *corev1.Pod, names grant.Names, volume string) *corev1.Pod {
 	s := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
-			DeletionTimestamp: p.DeletionTimestamp,
-			Annotations:       make(map[string]string, 2),
+			DeletionTimestamp: p.DeletionTimestamp, DeletionGracePeriodSeconds: p.DeletionGracePeriodSeconds,
+			Annotations: make(map[string]string, 2),
 		},
 		Spec: corev1.PodSpec{
 			NodeName: p.Spec.NodeName, RuntimeClassName: p.Spec.RuntimeClassName, HostUsers: p.Spec.HostUsers,

@@ -96,8 +96,10 @@ func conversions() []conversion {
 		{"pending is not finished", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }, func(*plan.Pod) {}},
 		{
 			"terminating",
-			func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.NewTime(deadline)) },
-			func(w *plan.Pod) { w.Deadline = deadline },
+			func(p *corev1.Pod) {
+				p.DeletionTimestamp, p.DeletionGracePeriodSeconds = ptr.To(metav1.NewTime(deadline)), ptr.To[int64](30)
+			},
+			func(w *plan.Pod) { w.Terminating, w.Grace = true, 30*time.Second },
 		},
 		{"not scheduled", func(p *corev1.Pod) { p.Spec.NodeName = "" }, func(w *plan.Pod) { w.Node = "" }},
 		{"a user namespace", func(p *corev1.Pod) { p.Spec.HostUsers = ptr.To(false) }, func(w *plan.Pod) { w.HostUsers = false }},

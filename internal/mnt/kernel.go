@@ -35,22 +35,20 @@ var _ Table = (*Kernel)(nil)
 // against the rule that no grant costs a reading.
 func (k *Kernel) Lists() int64 { return k.lists.Load() }
 
-// NewTree implements Table. The tmpfs is mounted detached and made private
-// before it is attached: attached first, it would join the peer group of the
-// host's root and every grant would appear twice.
+// NewTree implements Table. A new filesystem's mount is private until it is
+// attached, and gets a peer group of its own then. A bind of a folder would join
+// the peer group of the host's root, and every grant would appear twice.
 func (k *Kernel) NewTree(on *beneath.Dir) (Record, error) {
 	fd, err := tmpfs()
 	if err != nil {
 		return Record{}, wrap("mount tmpfs", on, err)
 	}
 	defer unix.Close(fd)
-	if err := setattr(fd, 0, 0, unix.MS_PRIVATE); err != nil {
-		return Record{}, wrap("make private", on, err)
-	}
 	if err := attach(fd, on); err != nil {
 		return Record{}, wrap("attach tree", on, err)
 	}
-	// The descriptor still names the mount, now that it is attached.
+	// A no-op below a shared mount, where it got a peer group of its own as it was
+	// attached. The descriptor still names the mount, now that it is attached.
 	if err := setattr(fd, 0, 0, unix.MS_SHARED); err != nil {
 		return Record{}, wrap("make shared", on, err)
 	}

@@ -14,9 +14,11 @@ type Pod struct {
 	ResourceVersion      string
 	Node                 string // spec.nodeName
 	Finished             bool   // phase Succeeded or Failed
-	// Deadline is when the grace period of a terminating Pod ends
-	// (metadata.deletionTimestamp), zero for a Pod that is not being deleted.
-	Deadline time.Time
+	// Terminating: the Pod is being deleted. Grace is how long it has from then
+	// on, as long as the API says (metadata.deletionGracePeriodSeconds). When that
+	// ends is the API server's to say, by a clock that is not this node's.
+	Terminating bool
+	Grace       time.Duration
 	// Grant and Ready are the two annotations, nil where absent.
 	Grant, Ready *string
 
@@ -46,9 +48,6 @@ type Use struct {
 	SubPath         bool
 	HostToContainer bool // mountPropagation HostToContainer or Bidirectional
 }
-
-// Terminating tells whether the Pod is being deleted.
-func (p Pod) Terminating() bool { return !p.Deadline.IsZero() }
 
 // Unsupported says why the Pod can receive no mounts, in a sentence for the
 // person who wrote it, or "" when it can. The check is on the spec alone; what

@@ -19,7 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,7 +31,8 @@ import (
 // Options say what kind of node it is.
 type Options struct {
 	// Dir is the directory that the node is made on; it is made when it is not
-	// there. "" stands for a new temporary one.
+	// there. "" stands for a new temporary one, and removes those that programs
+	// which were killed have left empty.
 	Dir string
 	// Private makes the kubelet directory private: the broken node, on which
 	// nothing that is mounted there reaches a container.
@@ -47,6 +47,7 @@ type Node struct {
 	Claim   string // the shared filesystem claim, a tmpfs of its own
 
 	madeDir bool
+	lock    *os.File // says to others that a temporary Dir is in use
 	proc    *child
 	host    *client
 	// starting keeps the descriptor that is sent together with the request that
@@ -76,34 +77,15 @@ func (n *Node) start(o Options) error {
 	if !in {
 		return errors.New("this process is not in a mount namespace of its own: call simnode.Enter first")
 	}
-	dir, made, err := makeDir(o.Dir)
+	dir, made, lock, err := makeDir(o.Dir)
+	n.madeDir, n.lock = made, lock
 	if err != nil {
 		return err
 	}
-	n.madeDir = made
 	if err := n.mount(dir, o.Private); err != nil {
 		return err
 	}
 	return n.startHost()
-}
-
-func makeDir(dir string) (path string, made bool, err error) {
-	if dir == "" {
-		dir, err = os.MkdirTemp("", "node-mounts-")
-		made = err == nil
-	} else if err = os.Mkdir(dir, 0o755); err == nil {
-		made = true
-	} else if errors.Is(err, fs.ErrExist) {
-		err = nil
-	}
-	if err != nil {
-		return "", false, err
-	}
-	// The kernel names mounts by the resolved path.
-	if path, err = filepath.Abs(dir); err == nil {
-		path, err = filepath.EvalSymlinks(path)
-	}
-	return path, made, err
 }
 
 // mount makes the node's filesystems. What is mounted before the host process
@@ -230,6 +212,9 @@ func (n *Node) Close() error {
 	n.mu.Unlock()
 	if closed {
 		return nil
+	}
+	if n.lock != nil {
+		defer n.lock.Close()
 	}
 	var errs []error
 	for _, c := range containers {

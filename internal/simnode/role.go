@@ -78,7 +78,7 @@ func run(role string) error {
 // returns nil at once.
 //
 // Call it after Main and before anything else: what the program has done so far
-// is lost. The error says what to do where it is not root.
+// is lost. Where the process may not, the error is EPERM and says what it needs.
 func Enter() error {
 	in, err := entered()
 	if in || err != nil {
@@ -90,7 +90,7 @@ func Enter() error {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		if errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("a mount namespace needs CAP_SYS_ADMIN: run this as root, in a container with --privileged: unshare: %w", err)
+			return fmt.Errorf("a mount namespace needs root's CAP_SYS_ADMIN: unshare: %w", err)
 		}
 		return fmt.Errorf("making a mount namespace: unshare: %w", err)
 	}

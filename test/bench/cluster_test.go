@@ -49,9 +49,9 @@ func newCluster(b *testing.B) *cluster {
 	log.SetLogger(logr.Discard()) // or the API server's starter complains that nobody has
 	server := servertest.Start(b)
 	// A user of a name has the rights that were given to the name.
-	server.User(b, "agent", rbacv1.PolicyRule{
-		APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch", "patch"},
-	})
+	server.User(b, "agent",
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch", "patch"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}})
 	// The same kind of client as the agent's, without its limit of requests.
 	config := rest.CopyConfig(server.Admin)
 	config.QPS = -1

@@ -80,7 +80,7 @@ from before the annotation is patched.
 	r.row(fmt.Sprintf("%d Pods, one mount each", atOncePods), "each Pod", a.atOnce.bare.millis(), a.atOnce.ready.millis(), a.atOnce.ready.over(a.atOnce.bare))
 	r.row(fmt.Sprintf("%d Pods, one mount each", atOncePods), "until the last", a.atOnce.bareAll.millis(), a.atOnce.readyAll.millis(), a.atOnce.readyAll.over(a.atOnce.bareAll))
 	r.row(fmt.Sprintf("one Pod, %d mounts", setSize), "the Pod", a.setBare.millis(), a.set.millis(), a.set.over(a.setBare))
-	r.say("\n%d rounds of the Pods, %d of the set.\n", rounds, setRounds)
+	r.say("\n%d rounds of the Pods, %d of the set. The agent's client allows itself 50 requests a second and 100 at once.\n", rounds, setRounds)
 	r.say(`
 Patches of one Pod whose set changed %d times, by the API server's own count: the agent sent %d that were accepted and %d
 that were refused because the Pod had changed.

@@ -19,7 +19,8 @@ import (
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
 
-// outage is how long the API server stays away.
+// outage is how long the API server stays away: long enough for the agent's watch
+// and its requests to have failed several times, with growing pauses.
 const outage = 15 * time.Second
 
 // apiServerAway ends the API server under an agent, and the agent in the middle

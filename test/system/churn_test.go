@@ -23,6 +23,7 @@ import (
 	"github.com/datalayer/node-mounts/operator"
 )
 
+// A minute of changes shows no more than these seconds, and costs a minute.
 const (
 	churn       = 20 * time.Second
 	changeEvery = 200 * time.Millisecond
