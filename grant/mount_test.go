@@ -73,6 +73,8 @@ func TestAnNFSSourceIsAHostAndAnExport(t *testing.T) {
 	checkSources(t, []sourceCase{
 		{KindNFS, "h:/", "h:/"},
 		{KindNFS, "h:/a//b//", "h:/a/b"},
+		{KindNFS, "h:/a///b/c", "h:/a/b/c"},
+		{KindNFS, "h://a", ""},
 		{KindNFS, "nfs://h/a", ""},
 		{KindNFS, "server-1.example_x.org.:/a", "server-1.example_x.org.:/a"},
 		{KindNFS, "[2001:db8::7]:/a", "[2001:db8::7]:/a"},

@@ -87,8 +87,10 @@ func bridgeSource(text string) (cleaned, problem string) {
 	return cleaned, ""
 }
 
-// nfsSource reads host:/export. The kernel takes mount options as a list separated
-// by commas, so a comma in the export could add one.
+// nfsSource reads host:/export. Inside the export empty segments are dropped, as
+// in a path beneath the claim ("h:/a//b/" is "h:/a/b"); one that begins with "//"
+// is refused. The kernel takes mount options as a list separated by commas, so a
+// comma in the export could add one.
 func nfsSource(text string) (cleaned, problem string) {
 	if len(text) > maxRemote {
 		return "", "is longer than 2048 bytes: use a shorter export"

@@ -61,9 +61,9 @@ type Processes interface {
 	Of(uid string) ([]procs.Process, error)
 	Has(uid string) (bool, error)
 	Mounts(p procs.Process) ([]mnt.Mount, error)
-	Copies(ps []procs.Process, dev mnt.Dev, root string) ([]procs.Copy, error)
-	Holding(ps []procs.Process, ids map[uint64]map[int]bool) ([]procs.Holding, error)
-	Loose(ps []procs.Process, dev mnt.Dev, shown map[int]bool) ([]procs.Holding, error)
+	Tables(ctx context.Context, ps []procs.Process) ([]procs.Table, error)
+	Holding(ctx context.Context, ps []procs.Process, ids map[int]bool) ([]procs.Holding, error)
+	Loose(ctx context.Context, ps []procs.Process, devs map[mnt.Dev]bool, shown map[int]bool) ([]procs.Holding, error)
 	WaitEnded(ctx context.Context, uid string) error
 }
 
@@ -127,7 +127,9 @@ type Agent struct {
 	fault string
 	// filesystems is the last mount table that a sweep read.
 	filesystems []mnt.Mount
-	swept       time.Time
+	// claimed is the part of it that the claim is on: few lines, asked per grant.
+	claimed []mnt.Mount
+	swept   time.Time
 }
 
 // podState is what the agent knows of one Pod. mu is held for a whole pass.

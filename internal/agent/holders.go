@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -30,49 +31,16 @@ func lookAt(s *podState, p plan.Pod) look {
 
 func (l look) key() deadline.Key { return deadline.Key{Name: "holders:" + l.uid, Limit: 2} }
 
-// around is what one look at the Pod's processes finds.
-type around struct {
-	ps []procs.Process
-	// copies are the mounts of the devices asked for, in every mount namespace
-	// that a process of the Pod is in.
-	copies []procs.Copy
-	// tables are what the processes see, by mount namespace.
-	tables map[uint64][]mnt.Mount
-	// err: not everything could be looked at.
-	err error
-}
+// lookBound is how long a look may take that nothing hangs. It ends by itself
+// then, with what it has found; localBound is for one that hangs.
+const lookBound = localBound * 4 / 5
 
-func (a *Agent) lookAround(l look, held []journal.Held) around {
-	ps, err := a.Processes.Of(l.uid)
-	out := around{ps: ps, tables: make(map[uint64][]mnt.Mount)}
-	errs := []error{err}
-	for _, p := range ps {
-		if _, known := out.tables[p.MountNS]; known {
-			continue
-		}
-		ms, err := a.Processes.Mounts(p)
-		switch {
-		case errors.Is(err, procs.ErrGone):
-		case err != nil:
-			errs = append(errs, err)
-		default:
-			out.tables[p.MountNS] = ms
-		}
-	}
-	asked := make(map[mnt.Dev]bool)
-	for _, h := range held {
-		for _, rec := range h.Records() {
-			if len(ps) == 0 || asked[rec.Dev] {
-				continue
-			}
-			asked[rec.Dev] = true
-			found, err := a.Processes.Copies(ps, rec.Dev, "/")
-			out.copies = append(out.copies, found...)
-			errs = append(errs, err)
-		}
-	}
-	out.err = errors.Join(errs...)
-	return out
+// looking makes a look of the agent's, and has it end when nobody waits for it
+// any more.
+func looking[T any](ctx context.Context, a *Agent, l look, call func(ctx context.Context) (T, error)) (T, error) {
+	bounded, cancel := context.WithTimeout(ctx, lookBound)
+	defer cancel()
+	return deadline.Do(ctx, a.Budget, localBound, func() (T, error) { return call(bounded) }, nil, l.key())
 }
 
 // recognise completes the records of mounts, while they stand, by what their
@@ -81,251 +49,243 @@ func (a *Agent) lookAround(l look, held []journal.Held) around {
 // detaches every copy on that folder, also those that no unmount reaches: the
 // ids are needed even where the kernel did not call it busy.
 func (a *Agent) recognise(ctx context.Context, l look, held []journal.Held) []journal.Held {
-	seen, err := deadline.Do(ctx, a.Budget, localBound, func() ([]journal.Held, error) {
-		there := a.lookAround(l, held)
+	seen, err := looking(ctx, a, l, func(ctx context.Context) ([]journal.Held, error) {
+		there := a.lookAround(ctx, l.uid)
 		seen := make([]journal.Held, len(held))
+		errs := []error{there.err}
 		for i, h := range held {
-			seen[i] = a.identify(l, there, h)
+			var err error
+			seen[i], err = a.identify(ctx, l, there, h)
+			errs = append(errs, err)
 		}
-		return seen, there.err
-	}, nil, l.key())
+		err := errors.Join(errs...)
+		for i := range seen {
+			if seen[i].Blind = err != nil; err != nil {
+				seen[i].Unseen = there.unseen()
+			}
+		}
+		return seen, err
+	})
 	if err == nil {
 		return seen
 	}
 	a.Log.Warn("looking at mounts before they are taken away", "uid", l.uid, "error", err)
 	if seen == nil {
 		seen = slices.Clone(held)
-	}
-	for i := range seen {
-		seen[i].Blind = true
+		for i := range seen {
+			seen[i].Blind = true
+		}
 	}
 	return seen
 }
 
+// maxNested bounds how many different mounts beneath one grant are looked for. A
+// tenant can make any number, with the flags of a grant, in a namespace of its own.
+const maxNested = 64
+
 // identify adds the ids of h's copies and of the mounts beneath them: who has a
 // file open in one of those holds the source as well.
-func (a *Agent) identify(l look, there around, h journal.Held) journal.Held {
+func (a *Agent) identify(ctx context.Context, l look, there *around, h journal.Held) (journal.Held, error) {
 	h.IDs = make(map[uint64][]int)
-	for _, c := range a.copiesOf(l, there, h) {
-		ns := c.Process.MountNS
-		h.IDs[ns] = append(h.IDs[ns], c.Mount.ID)
-		for _, m := range below(there.tables[ns], c.Mount.ID) {
+	done := make(map[uint64]map[int]bool)
+	nested := make(map[mnt.Record]bool)
+	err := a.eachCopy(ctx, l, there, h, func(t *table, copied mnt.Mount) bool {
+		ns := t.MountNS
+		if done[ns] == nil {
+			done[ns] = make(map[int]bool)
+		}
+		t.beneath(copied, done[ns], func(m mnt.Mount) {
 			h.IDs[ns] = append(h.IDs[ns], m.ID)
-			rec := mnt.Record{Dev: m.Dev, Root: m.Root}
 			// What the tenant mounted there itself has other flags.
-			if m.Flags&grantFlags == grantFlags && !slices.Contains(h.Nested, rec) {
-				h.Nested = append(h.Nested, rec)
+			if m.ID != copied.ID && m.Flags&grantFlags == grantFlags {
+				nested[mnt.Record{Dev: m.Dev, Root: m.Root}] = true
 			}
+		})
+		return true
+	})
+	for rec := range nested {
+		if len(h.Nested) == maxNested {
+			return h, errors.Join(err, procs.ErrTooLarge)
 		}
+		h.Nested = append(h.Nested, rec)
 	}
-	return h
+	slices.SortFunc(h.Nested, func(a, b mnt.Record) int {
+		return strings.Compare(a.Dev.String()+a.Root, b.Dev.String()+b.Root)
+	})
+	return h, err
 }
 
-// grantFlags are what every grant and every mount beneath it has.
-const grantFlags = mnt.NoSUID | mnt.NoDev
-
-// below are the mounts that stand, at whatever depth, on the mount with this id.
-func below(table []mnt.Mount, id int) []mnt.Mount {
-	var out []mnt.Mount
-	for _, m := range table {
-		if m.Parent == id && m.ID != id {
-			out = append(append(out, m), below(table, m.ID)...)
+// explained says of each mount that the kernel calls busy whether it can be told
+// why: a process has it open; another filesystem is mounted beneath it in the tree,
+// with which the kernel calls it busy whoever uses it; or a call of the agent's own
+// hangs in it.
+func (a *Agent) explained(ctx context.Context, l look, busy []journal.Held) []bool {
+	out := make([]bool, len(busy))
+	table, err := a.Table.List()
+	if err != nil {
+		a.Log.Warn("looking for mounts beneath grants", "uid", l.uid, "error", err)
+	}
+	open, err := looking(ctx, a, l, func(ctx context.Context) (map[int]bool, error) {
+		ps, err := a.Processes.Of(l.uid)
+		holding, unread := a.Processes.Holding(ctx, ps, idsOf(busy, nil))
+		open := make(map[int]bool)
+		for _, h := range holding {
+			open[h.ID] = true
 		}
+		return open, errors.Join(err, unread)
+	})
+	if err != nil {
+		a.Log.Warn("looking for who keeps mounts busy", "uid", l.uid, "error", err)
+	}
+	for i, h := range busy {
+		at := path.Join(a.treePath(l.uid), h.Target)
+		nested := slices.ContainsFunc(table, func(m mnt.Mount) bool { return m.Point != at && mnt.Within(at, m.Point) })
+		_, who := hasAny(h, open)
+		out[i] = nested || who || a.Budget.LostTo("mount:"+at) > 0
 	}
 	return out
 }
 
-// copiesOf are the mounts of what h records, or of a folder in it, without those
-// that the Pod has in its own right.
-func (a *Agent) copiesOf(l look, there around, h journal.Held) []procs.Copy {
-	containers := containerNamespaces(there.ps)
-	var out []procs.Copy
-	for _, c := range there.copies {
-		if slices.ContainsFunc(h.Records(), func(rec mnt.Record) bool { return rec.Covers(c.Mount) }) &&
-			!l.isVolume(c, containers) && !a.isGrant(l, h.Target, c.Mount) {
-			out = append(out, c)
+// found says why a mount cannot be called revoked, "" where it can.
+type found struct {
+	why string
+	// who: a process was seen to have it.
+	who bool
+}
+
+// holders says of each mount that was taken away who in the Pod still has it. Not
+// being able to look is an answer too, and never a no.
+func (a *Agent) holders(ctx context.Context, l look, held []journal.Held) []found {
+	out, err := looking(ctx, a, l, func(ctx context.Context) ([]found, error) { return a.whoHolds(ctx, l, held), nil })
+	if err != nil {
+		out = make([]found, len(held))
+		for i := range out {
+			out[i].why = a.cannotTell(err)
 		}
 	}
 	return out
-}
-
-// containerNamespaces are the mount namespaces that containers started in. ps
-// are in the order of their start.
-func containerNamespaces(ps []procs.Process) map[uint64]bool {
-	started := make(map[string]bool)
-	out := make(map[uint64]bool)
-	for _, p := range ps {
-		if !started[p.Container] {
-			started[p.Container] = true
-			out[p.MountNS] = true
-		}
-	}
-	return out
-}
-
-// isVolume tells whether a mount is one of the Pod's other volumes, which may be
-// on the same claim. In a namespace of the tenant's own that place may have been
-// given to the grant instead; its flags are locked there, and tell.
-func (l look) isVolume(c procs.Copy, containers map[uint64]bool) bool {
-	return slices.Contains(l.pod.OtherPaths, c.Mount.Point) &&
-		(containers[c.Process.MountNS] || c.Mount.Flags&grantFlags != grantFlags)
-}
-
-// isGrant tells whether a mount is another grant, or came with one from its
-// source: then the tree has the same at the same place. What a tenant mounts on
-// or in a grant, the tree does not have.
-func (a *Agent) isGrant(l look, held string, m mnt.Mount) bool {
-	for _, u := range l.pod.Uses {
-		for _, e := range l.mounts {
-			if e.Record == nil || e.State != journal.Mounted && e.Target == held ||
-				!mnt.Within(path.Join(u.Path, e.Target), m.Point) || m.Flags&e.Record.Flags != e.Record.Flags {
-				continue
-			}
-			if a.treeHas(l.uid, strings.TrimPrefix(m.Point, path.Clean(u.Path)+"/"), m, e) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-func (a *Agent) treeHas(uid, rel string, m mnt.Mount, e journal.Entry) bool {
-	tree, err := a.pods.Open(uid)
-	if err != nil {
-		return false
-	}
-	defer tree.Close()
-	dir, err := tree.Open(rel)
-	if err != nil {
-		return false
-	}
-	defer dir.Close()
-	place, err := a.Table.At(dir)
-	if err != nil || !place.MountRoot || place.Dev != m.Dev {
-		return false
-	}
-	if place.Root == "" && rel == e.Target { // before Linux 6.8
-		return e.Record.Root == m.Root
-	}
-	return place.Root == m.Root
-}
-
-// holders says of each mount that was taken away who in the Pod still has it, ""
-// where nobody has. Not being able to look is an answer too, and never a no.
-func (a *Agent) holders(ctx context.Context, l look, held []journal.Held) []string {
-	whys, err := deadline.Do(ctx, a.Budget, localBound, func() ([]string, error) { return a.whoHolds(l, held), nil }, nil, l.key())
-	if err != nil {
-		whys = make([]string, len(held))
-		for i := range whys {
-			whys[i] = a.cannotTell(err)
-		}
-	}
-	return whys
 }
 
 func (a *Agent) cannotTell(err error) string {
-	return "it cannot be told whether a process still has it: " + strings.NewReplacer(a.Root, "", "\n", "; ").Replace(err.Error())
+	why := strings.NewReplacer(a.Root, "", "\n", "; ").Replace(err.Error())
+	switch {
+	case errors.Is(err, procs.ErrTooLarge):
+		why = procs.ErrTooLarge.Error()
+	case errors.Is(err, context.DeadlineExceeded):
+		why = "looking through the Pod's processes took longer than " + lookBound.String()
+	}
+	return "it cannot be told whether a process still has it: " + why
 }
 
-func (a *Agent) whoHolds(l look, held []journal.Held) []string {
-	whys := make([]string, len(held))
-	there := a.lookAround(l, held)
-	all := make(map[uint64][]int)
+func (a *Agent) whoHolds(ctx context.Context, l look, held []journal.Held) []found {
+	out := make([]found, len(held))
+	there := a.lookAround(ctx, l.uid)
+	errs := []error{there.err}
 	for i, h := range held {
-		for ns, ids := range h.IDs {
-			all[ns] = append(all[ns], ids...)
-		}
-		if copies := a.copiesOf(l, there, h); len(copies) > 0 {
-			c := copies[0]
-			whys[i] = fmt.Sprintf("process %d has a copy of the mount at %q", c.Process.PID, c.Mount.Point)
-		}
+		errs = append(errs, a.eachCopy(ctx, l, there, h, func(t *table, m mnt.Mount) bool {
+			out[i] = found{fmt.Sprintf("process %d has a copy of the mount at %q", t.PID, m.Point), true}
+			return false
+		}))
 	}
 	if len(there.ps) == 0 && there.err == nil {
-		return whys
+		return out
 	}
 	// One look at every open file for all of them: mostly there is nothing.
-	holding, err := a.Processes.Holding(there.ps, there.detached(all))
-	none := len(holding) == 0 && err == nil && there.err == nil
-	loose := make(map[mnt.Dev]string)
+	holding, err := a.Processes.Holding(ctx, there.ps, idsOf(held, there.shown))
+	errs = append(errs, err)
+	open := make(map[int]procs.Holding)
+	for _, o := range slices.Backward(holding) {
+		open[o.ID] = o
+	}
 	for i, h := range held {
-		if whys[i] == "" && !none {
-			whys[i] = a.whoHasOpen(there, h)
-		}
-		if whys[i] == "" {
-			whys[i] = a.whoHasLoose(there, h, slices.Concat(l.held, held), loose)
-		}
-		if whys[i] == "" && h.Blind {
-			whys[i] = "it could not be looked at before it was taken away, so it cannot be told whether a process has a file open in it"
+		if o, has := hasAny(h, open); has && out[i].why == "" {
+			out[i] = found{fmt.Sprintf("process %d still has it (%s)", o.PID, o.What), true}
 		}
 	}
-	return whys
+	if err := errors.Join(errs...); err != nil {
+		for i := range out {
+			if out[i].why == "" {
+				out[i].why = a.cannotTell(err)
+			}
+		}
+		return out
+	}
+	a.whoMayHold(ctx, l, there, held, out)
+	return out
 }
 
-func (a *Agent) whoHasOpen(there around, h journal.Held) string {
-	holding, err := a.Processes.Holding(there.ps, there.detached(h.IDs))
-	if len(holding) > 0 {
-		return fmt.Sprintf("process %d still has it (%s)", holding[0].PID, holding[0].What)
+// whoMayHold adds what cannot be told. Files of a mount's filesystem that are open
+// through a mount which no table shows, and which none of those known is, may be
+// the mount's; and some things may lead anywhere.
+func (a *Agent) whoMayHold(ctx context.Context, l look, there *around, held []journal.Held, out []found) {
+	devs := make(map[mnt.Dev]bool)
+	for i, h := range held {
+		for _, rec := range h.Records() {
+			devs[rec.Dev] = devs[rec.Dev] || out[i].why == ""
+		}
 	}
-	if err := errors.Join(there.err, err); err != nil {
-		return a.cannotTell(err)
+	shown := there.shown
+	// Whoever has one of these is reported for it.
+	for id := range idsOf(slices.Concat(l.held, held), nil) {
+		shown[id] = true
+	}
+	var loose []procs.Holding
+	var err error
+	if slices.Contains(slices.Collect(maps.Values(devs)), true) {
+		loose, err = a.Processes.Loose(ctx, there.ps, devs, shown)
+	}
+	for i, h := range held {
+		if out[i].why == "" {
+			out[i] = found{why: doubt(there, h, loose)}
+		}
+		if out[i].why == "" && err != nil {
+			out[i].why = a.cannotTell(err)
+		}
+	}
+}
+
+func doubt(there *around, h journal.Held, loose []procs.Holding) string {
+	for _, o := range loose {
+		switch {
+		case slices.ContainsFunc(h.Records(), func(rec mnt.Record) bool { return rec.Dev == o.Dev }):
+			return fmt.Sprintf("process %d has something of the same filesystem (%s), and no mount table shows how: it may have this", o.PID, o.What)
+		case o.Dev == mnt.Dev{}:
+			return fmt.Sprintf("process %d may have it, and it cannot be told: it has a %s", o.PID, o.What)
+		}
+	}
+	switch {
+	case h.Blind && there.anyOf(h.Unseen):
+		return "it could not be looked at before it was taken away, so it cannot be told whether a process has a file open in it"
+	case h.Busy:
+		return "the kernel called it busy and it cannot be told who holds it"
 	}
 	return ""
 }
 
-// whoHasLoose looks for files of the mount's filesystem that are open through a
-// mount that no table shows and none of those known is. Which one it was cannot
-// be told any more: it may have been this. asked has the answers by device.
-func (a *Agent) whoHasLoose(there around, h journal.Held, known []journal.Held, asked map[mnt.Dev]string) string {
-	dev := h.Record.Dev
-	if why, done := asked[dev]; done {
-		return why
-	}
-	ids := there.shown()
-	for _, k := range known { // whoever has one of these is reported for it
-		for _, list := range k.IDs {
+// idsOf are the ids of all of them, but not of mounts that a table shows: the
+// kernel has given those ids to other mounts since.
+func idsOf(held []journal.Held, shown map[int]bool) map[int]bool {
+	out := make(map[int]bool)
+	for _, h := range held {
+		for _, list := range h.IDs {
 			for _, id := range list {
-				ids[id] = true
-			}
-		}
-	}
-	holding, err := a.Processes.Loose(there.ps, dev, ids)
-	switch {
-	case len(holding) > 0:
-		asked[dev] = fmt.Sprintf("process %d has something of the same filesystem (%s), and no mount table shows how: it may have this", holding[0].PID, holding[0].What)
-	case err != nil:
-		asked[dev] = a.cannotTell(err)
-	default:
-		asked[dev] = ""
-	}
-	return asked[dev]
-}
-
-// shown are the ids of all mounts that some table shows.
-func (there around) shown() map[int]bool {
-	shown := make(map[int]bool)
-	for _, c := range there.copies {
-		shown[c.Mount.ID] = true
-	}
-	for _, table := range there.tables {
-		for _, m := range table {
-			shown[m.ID] = true
-		}
-	}
-	return shown
-}
-
-// detached leaves out the ids that a mount table shows: the kernel has given
-// them to other mounts since.
-func (there around) detached(ids map[uint64][]int) map[uint64]map[int]bool {
-	shown := there.shown()
-	out := make(map[uint64]map[int]bool, len(ids))
-	for ns, list := range ids {
-		out[ns] = make(map[int]bool, len(list))
-		for _, id := range list {
-			if !shown[id] {
-				out[ns][id] = true
+				if !shown[id] {
+					out[id] = true
+				}
 			}
 		}
 	}
 	return out
+}
+
+// hasAny finds one of h's ids in open.
+func hasAny[T any](h journal.Held, open map[int]T) (o T, has bool) {
+	for _, list := range h.IDs {
+		for _, id := range list {
+			if o, has = open[id]; has {
+				return o, true
+			}
+		}
+	}
+	return o, false
 }

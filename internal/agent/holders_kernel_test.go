@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -15,7 +16,6 @@ import (
 	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
 	"github.com/datalayer/node-mounts/internal/journal"
-	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/procs"
 )
 
@@ -61,11 +61,11 @@ type blinkered struct {
 	on atomic.Bool
 }
 
-func (b *blinkered) Copies(ps []procs.Process, dev mnt.Dev, root string) ([]procs.Copy, error) {
+func (b *blinkered) Tables(ctx context.Context, ps []procs.Process) ([]procs.Table, error) {
 	if b.on.Load() {
 		return nil, procs.ErrCannotTell
 	}
-	return b.Processes.Copies(ps, dev, root)
+	return b.Processes.Tables(ctx, ps)
 }
 
 func TestWhatCouldNotBeLookedAtIsNeverCalledRevoked(t *testing.T) {

@@ -9,7 +9,21 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == tenantArg {
+		if err := runTenant(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "a tenant:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	simnode.Main()
+	if dir := os.Getenv(storageEnv); dir != "" {
+		if err := runServer(dir, os.Getenv(storageRulesEnv)); err != nil {
+			fmt.Fprintln(os.Stderr, "the server of a storage:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if err := simnode.Enter(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -275,24 +275,54 @@ func TestOfTwoPublicationsBothGoAndKubeletsVolumeStays(t *testing.T) {
 	clean(t, n, p)
 }
 
-// A publication that is a peer of the tree, and writable, would let a tenant
-// plant a link where the next grant is attached.
+// A publication that is a peer of the tree would let a tenant plant a link where
+// the next grant is attached, and a writable one a folder that looks like a grant.
+// A publication that lacks any of its flags is none.
 func TestAPublicationThatIsNoReadOnlySlaveIsReplaced(t *testing.T) {
 	t.Parallel()
-	n, p := granted(t)
-	p.Grant()
-	p.MustAnswer(grant.StateReady, nil, nil)
-	must(t, unix.Unmount(p.VolumePath(), 0))
-	must(t, unix.Mount(treeOf(n, p), p.VolumePath(), "", unix.MS_BIND, ""))
-	must(t, p.Ctr.Mkdir(in+"planted", 0o755)) // as bad as that
-	must(t, p.Ctr.Remove(in+"planted"))
-	must(t, n.Agent.Sweep(t.Context()))
-	p.Grant(home("h/u1", "u1"))
-	repair(t, n, p)
-	p.MustHave(grant.StateReady, []string{"u1"}, nil)
-	wants(t, "a folder in the volume", p.Ctr.Mkdir(in+"planted", 0o755), unix.EROFS)
-	if seen := seenBy(t, p.Ctr); len(seen["u1"]) != 1 {
-		t.Errorf("the container sees %v", seen)
+	const all = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
+	for name, planted := range map[string]struct {
+		propagation, attrs uint64
+	}{
+		"a peer":                 {0, 0},
+		"a read-only peer":       {0, all},
+		"a writable slave":       {unix.MS_SLAVE, all &^ unix.MOUNT_ATTR_RDONLY},
+		"a slave without nosuid": {unix.MS_SLAVE, all &^ unix.MOUNT_ATTR_NOSUID},
+		"a slave without nodev":  {unix.MS_SLAVE, all &^ unix.MOUNT_ATTR_NODEV},
+		"a slave without noexec": {unix.MS_SLAVE, all &^ unix.MOUNT_ATTR_NOEXEC},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, p := granted(t)
+			p.Grant()
+			p.MustAnswer(grant.StateReady, nil, nil)
+			before := standing(t, p.VolumePath())
+			must(t, unix.Unmount(p.VolumePath(), 0))
+			fd, err := unix.OpenTree(unix.AT_FDCWD, treeOf(n, p), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+			must(t, err)
+			must(t, unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: planted.attrs, Propagation: planted.propagation}))
+			must(t, unix.MoveMount(fd, "", unix.AT_FDCWD, p.VolumePath(), unix.MOVE_MOUNT_F_EMPTY_PATH))
+			must(t, unix.Close(fd)) // it would keep the mount busy
+			err = p.Ctr.Mkdir(in+"planted", 0o755)
+			if planted.attrs&unix.MOUNT_ATTR_RDONLY == 0 {
+				must(t, err) // as bad as that
+				must(t, p.Ctr.Remove(in+"planted"))
+			} else {
+				wants(t, "a folder in what was planted", err, unix.EROFS)
+			}
+			must(t, n.Agent.Sweep(t.Context()))
+			p.Grant(home("h/u1", "u1"))
+			repair(t, n, p)
+			p.MustHave(grant.StateReady, []string{"u1"}, nil)
+			wants(t, "a folder in the volume", p.Ctr.Mkdir(in+"planted", 0o755), unix.EROFS)
+			now, tree := standing(t, p.VolumePath()), standing(t, treeOf(n, p))
+			if top := now[len(now)-1]; len(now) != len(before) || top.Flags != mnt.PublicationFlags || top.Master != tree[0].Peer {
+				t.Errorf("on the volume: %+v, before there was %+v", now, before)
+			}
+			if seen := seenBy(t, p.Ctr); len(seen["u1"]) != 1 {
+				t.Errorf("the container sees %v", seen)
+			}
+		})
 	}
 }
 

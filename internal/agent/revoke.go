@@ -47,6 +47,11 @@ func (a *Agent) revokeAll(ctx context.Context, s *podState, p plan.Pod, targets 
 // for, or two of one source would be taken for copies of each other.
 func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string) error {
 	taken := a.recognise(ctx, lookAt(s, p), a.records(ctx, s, tree, targets))
+	for i := range taken {
+		for _, h := range s.j.Held {
+			remember(&taken[i], h)
+		}
+	}
 	// Before the mounts go, in the journal: an agent that is killed in between
 	// would not know any more what to look for.
 	before := slices.DeleteFunc(s.j.Held, func(h journal.Held) bool {
@@ -56,19 +61,20 @@ func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *b
 	if err := a.save(s); err != nil {
 		return err
 	}
-	errs := a.undoAll(ctx, s, p, tree, targets)
+	errs := a.undoAll(ctx, s, p, tree, targets, taken)
 	taken = slices.DeleteFunc(taken, func(h journal.Held) bool { return s.j.Find(h.Target) != nil })
 	s.j.Held = before
-	for i, why := range a.holders(ctx, lookAt(s, p), taken) {
-		if taken[i].Why = why; why == "" {
+	for i, f := range a.holders(ctx, lookAt(s, p), taken) {
+		taken[i].Busy = taken[i].Busy && !f.who
+		if taken[i].Why = f.why; f.why == "" {
 			a.Metrics.Revoked()
 			a.Log.Info("revoked", "pod", s.j.Ref(), "target", taken[i].Target)
 			continue
 		}
 		s.j.Held = append(s.j.Held, taken[i])
 		a.Metrics.Leaked()
-		a.Events.Event(p, true, ReasonHeld, fmt.Sprintf("%s was revoked, but %s", taken[i].Target, why))
-		a.Log.Error("mount is held", "pod", s.j.Ref(), "target", taken[i].Target, "why", why)
+		a.Events.Event(p, true, ReasonHeld, fmt.Sprintf("%s was revoked, but %s", taken[i].Target, f.why))
+		a.Log.Error("mount is held", "pod", s.j.Ref(), "target", taken[i].Target, "why", f.why)
 	}
 	return errors.Join(append(errs, a.save(s))...)
 }
@@ -95,15 +101,45 @@ func (a *Agent) records(ctx context.Context, s *podState, tree *beneath.Dir, tar
 	return slices.DeleteFunc(records, func(h journal.Held) bool { return h.Record == mnt.Record{} })
 }
 
-// undoAll undoes the mounts and drops those that went from the journal.
-func (a *Agent) undoAll(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string) []error {
-	errs := make([]error, len(targets))
-	var wg sync.WaitGroup
-	for i, t := range targets {
-		e := *s.j.Find(t)
-		wg.Go(func() { errs[i] = a.undo(ctx, tree, e) })
+// remember adds what the journal knows of the same mount from before a restart:
+// the mount may have gone already, and with it what could be seen of it now.
+func remember(h *journal.Held, before journal.Held) {
+	if h.Target != before.Target || h.Record != before.Record {
+		return
 	}
-	wg.Wait()
+	for ns, ids := range before.IDs {
+		for _, id := range ids {
+			if !slices.Contains(h.IDs[ns], id) {
+				if h.IDs == nil {
+					h.IDs = make(map[uint64][]int)
+				}
+				h.IDs[ns] = append(h.IDs[ns], id)
+			}
+		}
+	}
+	for _, rec := range before.Nested {
+		if !slices.Contains(h.Nested, rec) {
+			h.Nested = append(h.Nested, rec)
+		}
+	}
+	h.Busy = h.Busy || before.Busy
+	if before.Blind {
+		h.Blind, h.Unseen = true, before.Unseen
+	}
+}
+
+// undoAll undoes the mounts and drops those that went from the journal. taken, the
+// records of them, learn which were busy without anybody to be seen.
+func (a *Agent) undoAll(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string, taken []journal.Held) []error {
+	errs := make([]error, len(targets))
+	a.undoEach(ctx, s, tree, targets, errs, false)
+	if slices.ContainsFunc(errs, isBusy) {
+		// Before they go: it is never as plain again who has them.
+		if err := a.judgeBusy(ctx, s, p, targets, errs, taken); err != nil {
+			return append(errs, err)
+		}
+		a.undoEach(ctx, s, tree, targets, errs, true)
+	}
 	for i, t := range targets {
 		if errs[i] != nil {
 			if !s.stuck[t] { // each mount once, however often it is tried
@@ -123,17 +159,56 @@ func (a *Agent) undoAll(ctx context.Context, s *podState, p plan.Pod, tree *bene
 	return errs
 }
 
+func isBusy(err error) bool { return errors.Is(err, mnt.ErrBusy) }
+
+// undoEach undoes mounts in parallel: all of them or, with detach, those that were
+// busy.
+func (a *Agent) undoEach(ctx context.Context, s *podState, tree *beneath.Dir, targets []string, errs []error, detach bool) {
+	var wg sync.WaitGroup
+	for i, t := range targets {
+		if detach && !isBusy(errs[i]) {
+			continue
+		}
+		e := *s.j.Find(t)
+		wg.Go(func() { errs[i] = a.undo(ctx, tree, e, detach) })
+	}
+	wg.Wait()
+}
+
+// judgeBusy records which of the busy mounts nobody is seen to have. In the
+// journal before they go, too: no later look can tell.
+func (a *Agent) judgeBusy(ctx context.Context, s *podState, p plan.Pod, targets []string, errs []error, taken []journal.Held) error {
+	var of []int
+	var busy []journal.Held
+	for i, h := range taken {
+		if isBusy(errs[slices.Index(targets, h.Target)]) {
+			of, busy = append(of, i), append(busy, h)
+		}
+	}
+	for n, explained := range a.explained(ctx, lookAt(s, p), busy) {
+		taken[of[n]].Busy = taken[of[n]].Busy || !explained
+	}
+	for _, i := range of {
+		for n := range s.j.Held {
+			if s.j.Held[n].Target == taken[i].Target && s.j.Held[n].Record == taken[i].Record {
+				s.j.Held[n].Busy = taken[i].Busy
+			}
+		}
+	}
+	return a.save(s)
+}
+
 // undoBound is how long a delivery may take to undo a mount.
 const undoBound = 2 * localBound
 
-func (a *Agent) undo(ctx context.Context, tree *beneath.Dir, e journal.Entry) error {
+func (a *Agent) undo(ctx context.Context, tree *beneath.Dir, e journal.Entry, detach bool) error {
 	info, _ := e.Identity.Kind.Info()
 	d, ok := a.by[info.Delivery]
 	if !ok {
 		return fmt.Errorf("no delivery takes away a mount of the kind %q", e.Identity.Kind)
 	}
 	_, err := deadline.On(ctx, a.Budget, undoBound, tree,
-		func(tree *beneath.Dir) (struct{}, error) { return struct{}{}, d.Undo(ctx, tree, e.Target) },
+		func(tree *beneath.Dir) (struct{}, error) { return struct{}{}, d.Undo(ctx, tree, e.Target, detach) },
 		deadline.Key{Name: "undo:" + tree.Path() + "/" + e.Target, Limit: 1})
 	if err != nil {
 		return fmt.Errorf("revoking %s: %w", e.Target, err)
@@ -149,9 +224,10 @@ func (a *Agent) recheckHeld(ctx context.Context, s *podState, p plan.Pod) {
 	}
 	a.takeCopies(ctx, s)
 	var still []journal.Held
-	whys := a.holders(ctx, lookAt(s, p), s.j.Held)
+	found := a.holders(ctx, lookAt(s, p), s.j.Held)
 	for i, h := range s.j.Held {
-		if h.Why = whys[i]; h.Why != "" {
+		h.Busy = h.Busy && !found[i].who
+		if h.Why = found[i].why; h.Why != "" {
 			still = append(still, h)
 			continue
 		}

@@ -174,9 +174,9 @@ func (c *cast) Mounts(p procs.Process) ([]mnt.Mount, error) {
 	return nil, fmt.Errorf("mounts of process %d: %w", p.PID, procs.ErrGone)
 }
 
-// Copies implements agent.Processes.
-func (c *cast) Copies(ps []procs.Process, dev mnt.Dev, root string) ([]procs.Copy, error) {
-	var found []procs.Copy
+// Tables implements agent.Processes.
+func (c *cast) Tables(_ context.Context, ps []procs.Process) ([]procs.Table, error) {
+	var found []procs.Table
 	for _, p := range ps {
 		mounts, err := c.Mounts(p)
 		if errors.Is(err, procs.ErrGone) {
@@ -185,30 +185,20 @@ func (c *cast) Copies(ps []procs.Process, dev mnt.Dev, root string) ([]procs.Cop
 		if err != nil {
 			return found, fmt.Errorf("%w: %w", procs.ErrCannotTell, err)
 		}
-		for _, m := range mounts {
-			if m.Dev == dev && mnt.Within(root, m.Root) {
-				found = append(found, procs.Copy{Process: p, Mount: m})
-			}
-		}
+		found = append(found, procs.Table{Process: p, Mounts: mounts})
 	}
 	return found, nil
 }
 
 // Holding implements agent.Processes.
-func (c *cast) Holding(ps []procs.Process, ids map[uint64]map[int]bool) ([]procs.Holding, error) {
+func (c *cast) Holding(_ context.Context, ps []procs.Process, ids map[int]bool) ([]procs.Holding, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := map[int]bool{}
-	for _, in := range ids {
-		for id := range in {
-			all[id] = true
-		}
-	}
 	var found []procs.Holding
 	for _, a := range c.actors {
 		for target, f := range a.open {
-			if slices.Contains(ps, a.Process) && all[f.mountID] {
-				found = append(found, procs.Holding{PID: a.PID, What: procs.OpenFile, Path: target})
+			if slices.Contains(ps, a.Process) && ids[f.mountID] {
+				found = append(found, procs.Holding{PID: a.PID, What: procs.OpenFile, Path: target, ID: f.mountID})
 			}
 		}
 	}

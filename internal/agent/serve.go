@@ -296,7 +296,7 @@ func (a *Agent) settle(ctx context.Context, s *podState, tree *beneath.Dir, r de
 	f := a.fail(s, r.mount, code, message)
 	a.Log.Warn("grant failed", "pod", s.j.Ref(), "target", target, "kind", r.mount.Kind(), "code", code, "try", f.count, "error", r.err)
 	// Should this fail, the entry stays, and the next pass revokes it.
-	if err := a.by[r.mount.Delivery()].Undo(ctx, tree, target); err != nil {
+	if err := a.by[r.mount.Delivery()].Undo(ctx, tree, target, false); err != nil {
 		s.j.Find(target).State = journal.Revoking
 		a.Log.Error("undoing a failed grant", "pod", s.j.Ref(), "target", target, "error", err)
 		return

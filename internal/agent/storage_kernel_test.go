@@ -269,7 +269,7 @@ func ids2(t testing.TB, p *agenttest.Pod) map[string]int {
 func TestStorageThatSetsTheOwnerItselfIsAcceptedIfTheUserCanWrite(t *testing.T) {
 	t.Parallel()
 	n := agenttest.NewNode(t)
-	s := serve(t, filepath.Join(n.Claim, "remote"), rules{chown: syscall.EPERM, owner: userID, group: groupID})
+	s := serve(t, filepath.Join(n.Claim, "remote"), rules{Chown: syscall.EPERM, Owner: userID, Group: groupID})
 	p := n.RunningPod("pod")
 	p.Grant(home("remote/users/u1", "u1"))
 	p.MustAnswer(grant.StateReady, []string{"u1"}, nil)
@@ -283,8 +283,8 @@ func TestStorageThatGivesNewFoldersToSomebodyElseIsRefusedAndLeftAsItWas(t *test
 	t.Parallel()
 	const nobody = 65534
 	for name, r := range map[string]rules{
-		"the owner stays nobody": {chown: syscall.EPERM, owner: nobody, group: nobody},
-		"nor can it be opened":   {chown: syscall.EPERM, chmod: syscall.EPERM, owner: nobody, group: nobody},
+		"the owner stays nobody": {Chown: syscall.EPERM, Owner: nobody, Group: nobody},
+		"nor can it be opened":   {Chown: syscall.EPERM, Chmod: syscall.EPERM, Owner: nobody, Group: nobody},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -307,7 +307,7 @@ func TestStorageThatGivesNewFoldersToSomebodyElseIsRefusedAndLeftAsItWas(t *test
 func TestAPrivateHomeThatTheStorageHidesFromRootIsMounted(t *testing.T) {
 	t.Parallel()
 	n := agenttest.NewNode(t)
-	s := serve(t, filepath.Join(n.Claim, "remote"), rules{squashesReads: true, owner: userID, group: groupID})
+	s := serve(t, filepath.Join(n.Claim, "remote"), rules{SquashesReads: true, Owner: userID, Group: groupID})
 	must(t, os.Mkdir(filepath.Join(s.dir, "u1"), 0o700))
 	p := n.RunningPod("pod")
 	p.Grant(home("remote/u1", "u1"))

@@ -203,6 +203,7 @@ func (a *Agent) examine(ctx context.Context) error {
 		a.Log.Warn("the node's ability to mount has changed", "fault", fault)
 	}
 	a.filesystems, a.fault, a.swept = table, fault, a.Clock.Now()
+	a.claimed = mnt.Beneath(table, a.Claim.Path)
 	return nil
 }
 
@@ -244,7 +245,10 @@ const (
 // trying again costs nothing more, and the filesystem it lies on, so that one
 // dead server leaves the others alone.
 func (a *Agent) Keys(p string) []deadline.Key {
-	fsys, _ := mnt.Covering(a.table(), p)
+	a.mu.Lock()
+	claimed := a.claimed
+	a.mu.Unlock()
+	fsys, _ := mnt.Covering(claimed, p)
 	return []deadline.Key{
 		{Name: "source:" + p, Limit: threadsPerSource},
 		{Name: "filesystem:" + fsys.Dev.String(), Limit: threadsPerFilesystem},

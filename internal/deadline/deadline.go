@@ -41,6 +41,13 @@ func (b *Budget) Lost() int {
 	return b.total
 }
 
+// LostTo is how many of them are charged to the key with this name.
+func (b *Budget) LostTo(name string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.lost[name]
+}
+
 func (b *Budget) check(keys []Key) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

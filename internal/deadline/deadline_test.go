@@ -34,8 +34,8 @@ func TestALateAnswerIsDiscardedAndItsPlaceGivenBack(t *testing.T) {
 	if !errors.Is(err, deadline.ErrHung) {
 		t.Fatalf("got %v", err)
 	}
-	if b.Lost() != 1 {
-		t.Errorf("lost = %d, want 1", b.Lost())
+	if b.Lost() != 1 || b.LostTo("fs") != 1 || b.LostTo("other") != 0 {
+		t.Errorf("lost = %d, to the key %d, to another %d, want 1, 1, 0", b.Lost(), b.LostTo("fs"), b.LostTo("other"))
 	}
 	_, err = deadline.Do(t.Context(), &b, time.Minute, func() (int, error) {
 		t.Error("asked although the budget is used up")

@@ -149,19 +149,15 @@ func flags(m plan.Mount) mnt.Flags {
 }
 
 // Undo implements Delivery.
-func (b *Bind) Undo(ctx context.Context, tree *beneath.Dir, target string) error {
-	return unmount(ctx, b.Table, tree, target)
+func (b *Bind) Undo(ctx context.Context, tree *beneath.Dir, target string, detach bool) error {
+	return unmount(ctx, b.Table, tree, target, detach)
 }
 
-// unmount takes the mount at target off the tree, politely at first, and
-// removes its mount point. With the folder the kernel detaches whatever stands
+// unmount takes the mount at target off the tree, and removes its mount point. With the folder the kernel detaches whatever stands
 // on it in other mount namespaces (since Linux 3.18): a copy that a tenant made
 // private in a namespace of its own, where no unmount arrives, goes as well.
-func unmount(ctx context.Context, table mnt.Table, tree *beneath.Dir, target string) error {
-	err := mnt.UntilFree(ctx, func() error { return table.Unmount(tree, target, false) })
-	if errors.Is(err, mnt.ErrBusy) {
-		err = table.Unmount(tree, target, true)
-	}
+func unmount(ctx context.Context, table mnt.Table, tree *beneath.Dir, target string, detach bool) error {
+	err := mnt.UntilFree(ctx, func() error { return table.Unmount(tree, target, detach) })
 	if err != nil && !errors.Is(err, mnt.ErrNotMounted) {
 		return err
 	}

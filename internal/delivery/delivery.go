@@ -28,9 +28,10 @@ type Delivery interface {
 	Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mnt.Record, error)
 
 	// Undo takes the mount away again. It is bounded, and right to call for a
-	// mount that is half made or already gone. That it succeeds does not say that
-	// no process has it any more.
-	Undo(ctx context.Context, tree *beneath.Dir, target string) error
+	// mount that is half made or already gone. While the mount is in use it stays,
+	// and the error is mnt.ErrBusy; with detach it goes all the same, from every
+	// table at once. That it succeeds does not say that no process has it any more.
+	Undo(ctx context.Context, tree *beneath.Dir, target string, detach bool) error
 
 	// Usable says why nothing can be delivered on this node now, nil when
 	// something can.

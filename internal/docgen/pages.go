@@ -45,6 +45,8 @@ func kindsPage(kinds []grant.KindInfo) string {
 		}
 		row(&b, code(quoteEmpty(string(k.Kind))), k.Summary, k.SourceForm, code(string(k.Delivery)), missing, mode, value)
 	}
+	b.WriteString("\nIn a path, and in the export of `nfs`, repeated slashes count as one and one at the end as none: `h:/a//b/` is\n" +
+		"`h:/a/b`. An export that begins with two is refused.\n")
 	return b.String()
 }
 

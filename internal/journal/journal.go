@@ -85,10 +85,22 @@ type Held struct {
 	// IDs are the mountinfo ids that its copies, and the mounts beneath them, had
 	// while they stood, by mount namespace.
 	IDs map[uint64][]int `json:"ids,omitempty"`
-	// Blind: they could not be looked at, so IDs are not all of them.
-	Blind bool `json:"blind,omitempty"`
+	// Blind: not all could be looked at, so IDs are not all of them. Unseen are the
+	// processes that could not be; nil stands for all of the Pod's.
+	Blind  bool      `json:"blind,omitempty"`
+	Unseen []Process `json:"unseen,omitempty"`
+	// Busy: the kernel called it busy when it was taken away, and no process was
+	// seen to have it.
+	Busy bool `json:"busy,omitempty"`
 	// Why says what holds it, or why that cannot be told.
 	Why string `json:"why"`
+}
+
+// Process is a process of the Pod, by what identifies it while the node runs: its
+// pid, and when it started, in clock ticks after boot.
+type Process struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"`
 }
 
 // Records are the mount's own and those of the mounts that stood beneath it.

@@ -28,6 +28,36 @@ func TestCoveringWalksOverTheMountsAsTheKernelDoes(t *testing.T) {
 	}
 }
 
+func TestBeneathIsEnoughToFindWhatCoversAPathThere(t *testing.T) {
+	mounts := []mnt.Mount{
+		{ID: 1, Parent: 1, Point: "/"},
+		{ID: 2, Parent: 1, Point: "/mnt/shared"},
+		{ID: 3, Parent: 2, Point: "/mnt/shared/a"}, // hidden by 6
+		{ID: 4, Parent: 2, Point: "/mnt/shared/b"},
+		{ID: 5, Parent: 4, Point: "/mnt/shared/b/c"},
+		{ID: 6, Parent: 3, Point: "/mnt/shared/a"},
+		{ID: 7, Parent: 1, Point: "/mnt/sharedtoo"},
+		{ID: 8, Parent: 1, Point: "/var"},
+		{ID: 9, Parent: 8, Point: "/mnt/shared/b"}, // nonsense, not on the claim
+	}
+	part := mnt.Beneath(mounts, "/mnt/shared")
+	if len(part) != 5 {
+		t.Errorf("%d mounts: %+v", len(part), part)
+	}
+	for _, p := range []string{"/mnt/shared", "/mnt/shared/x", "/mnt/shared/a/x", "/mnt/shared/b", "/mnt/shared/b/c/d"} {
+		want, _ := mnt.Covering(mounts, p)
+		if m, ok := mnt.Covering(part, p); !ok || m.ID != want.ID {
+			t.Errorf("%s lies on %d (found: %v), want %d", p, m.ID, ok, want.ID)
+		}
+	}
+	if part := mnt.Beneath(mounts, "/srv"); len(part) != 1 || part[0].ID != 1 {
+		t.Errorf("a folder of the root: %+v", part)
+	}
+	if part := mnt.Beneath(nil, "/srv"); part != nil {
+		t.Errorf("of nothing: %+v", part)
+	}
+}
+
 func TestCoveringOfATableWithoutARoot(t *testing.T) {
 	mounts := []mnt.Mount{
 		{ID: 10, Parent: 3, Point: "/var/lib/kubelet", Peer: 4},

@@ -58,6 +58,28 @@ func Covering(mounts []Mount, p string) (Mount, bool) {
 	return cur, found
 }
 
+// Beneath is the part of a mount table that a path from p downwards can lie on:
+// the mount that p lies on, and those beneath p that stand on it, at any depth.
+// Covering finds the same in it as in the whole.
+func Beneath(mounts []Mount, p string) []Mount {
+	on, ok := Covering(mounts, p)
+	if !ok {
+		return nil
+	}
+	children := make(map[int][]Mount, len(mounts))
+	for _, m := range mounts {
+		if m.ID != m.Parent && Within(p, m.Point) {
+			children[m.Parent] = append(children[m.Parent], m)
+		}
+	}
+	part := []Mount{on}
+	for i := 0; i < len(part); i++ {
+		part = append(part, children[part[i].ID]...)
+		delete(children, part[i].ID)
+	}
+	return part
+}
+
 // entered is the mount among those with this parent that a walk along p meets
 // first: the one attached furthest up.
 func entered(mounts []Mount, p string, hasParent func(Mount) bool) (first Mount, found bool) {

@@ -2,6 +2,7 @@ package procs
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -217,7 +218,7 @@ func reportHolding(pid string) error {
 	if err != nil {
 		return err
 	}
-	found, err := f.Holding([]Process{{PID: n, Start: st.start}}, map[uint64]map[int]bool{1: {1: true}})
+	found, err := f.Holding(context.Background(), []Process{{PID: n, Start: st.start}}, map[int]bool{1: true})
 	fmt.Println("found", len(found), "cannot tell:", errors.Is(err, ErrCannotTell))
 	return nil
 }
@@ -282,13 +283,15 @@ func (c *running) end() {
 func (c *running) mount(t *testing.T, point string) mnt.Mount {
 	t.Helper()
 	var at []mnt.Mount
-	check(t, New("/proc").namespaces(c.Process, make(map[uint64]bool), func(in Process, ms []mnt.Mount) {
-		for _, m := range ms {
-			if in.MountNS == c.MountNS && m.Point == point {
+	tables, err := New("/proc").Tables(t.Context(), []Process{c.Process})
+	check(t, err)
+	for _, table := range tables {
+		for _, m := range table.Mounts {
+			if table.MountNS == c.MountNS && m.Point == point {
 				at = append(at, m)
 			}
 		}
-	}))
+	}
 	if len(at) != 1 {
 		t.Fatalf("mounts at %s: %v", point, at)
 	}

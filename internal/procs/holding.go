@@ -3,6 +3,7 @@ package procs
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -20,26 +21,32 @@ const (
 	RootDirectory    = "root directory"
 	MappedFile       = "mapped file"
 	RunningProgram   = "running program"
-	MountBeneath     = "mount" // another mount that stands on the one asked for
+	DetachedFolder   = "folder on a detached mount"
+	FilesInFlight    = "socket with descriptors in flight"
+	FilesInRing      = "io_uring with registered files"
 )
 
 // Holding is one reason why a mount is in use.
 type Holding struct {
 	PID  int
 	What string // OpenFile …
-	// Path is how /proc names it, in the process's own namespace; for a mount,
-	// where it stands there. A tenant chose it: quote it.
+	// Path is how /proc names it, in the process's own namespace. A tenant chose
+	// it: quote it.
 	Path string
+	// ID is the mountinfo id, of those asked for, that Holding found it by.
+	ID int
+	// Dev is the filesystem, of those asked for, that Loose found it by; none where
+	// it may be of any.
+	Dev mnt.Dev
 }
 
 // holdingLimit is how many open files, and how many mapped ones, are reported
-// of one thread. One is enough to be busy, a person reads a few, and a process
+// of one mount or filesystem. One is enough to be busy, a person reads a few, and a process
 // may have a million.
 const holdingLimit = 8
 
 // Holding tells what the processes have open, map, or stand in on one of the
-// mounts: ids are mountinfo ids, by the mount namespace they were read in. An id
-// is not used twice on a node at any time, so a descriptor that a process was
+// mounts: ids are mountinfo ids, of whatever mount namespace. An id is not used twice on a node at any time, so a descriptor that a process was
 // handed from another namespace is found too, and so is one on a mount that has
 // been detached since, where the id was read before.
 //
@@ -49,47 +56,52 @@ const holdingLimit = 8
 // call. While it opens them it makes the mount busy itself: do not unmount
 // meanwhile.
 //
-// A process that ends meanwhile holds nothing. Errors: ErrCannotTell beside
-// what was found.
-func (f *Finder) Holding(ps []Process, ids map[uint64]map[int]bool) ([]Holding, error) {
-	all := make(map[int]bool)
-	for _, in := range ids {
-		for id, is := range in {
-			all[id] = all[id] || is
-		}
-	}
-	h := holders{finder: f, ids: all, wanted: func(id, _ int, _ string) bool { return all[id] }}
-	seen := make(map[uint64]bool)
-	for _, p := range ps {
-		h.unread.note(p.PID, h.process(p))
-		h.unread.note(p.PID, f.namespaces(p, seen, func(_ Process, ms []mnt.Mount) { h.beneath(p.PID, ms) }))
-	}
-	return h.found, h.unread.err("holders of a mount")
+// A process that ends meanwhile holds nothing. When ctx ends, so does the look.
+// Errors: ErrCannotTell beside what was found.
+func (f *Finder) Holding(ctx context.Context, ps []Process, ids map[int]bool) ([]Holding, error) {
+	h := holders{finder: f, stop: ctx.Err, match: func(id, _ int, _ string) (Holding, bool) {
+		return Holding{ID: id}, ids[id]
+	}}
+	return h.all(ps, "holders of a mount")
 }
 
 // holders is one call of Holding or Loose.
 type holders struct {
 	finder *Finder
-	ids    map[int]bool
-	// wanted tells whether to report what a link in /proc, a name in a directory,
-	// leads to: the id is its mount's.
-	wanted func(id, dir int, link string) bool
+	stop   func() error
+	// match tells whether to report what a link in /proc, a name in a directory,
+	// leads to, and by what it was found: the id is its mount's.
+	match func(id, dir int, link string) (Holding, bool)
+	// opaque: descriptors are reported that keep files nothing else shows.
+	opaque bool
 	found  []Holding
+	counts map[Holding]int
 	unread doubt
 }
 
-func (h *holders) add(pid int, what, path string) {
-	h.found = append(h.found, Holding{PID: pid, What: what, Path: path})
+func (h *holders) all(ps []Process, op string) ([]Holding, error) {
+	h.counts = make(map[Holding]int)
+	for _, p := range ps {
+		err := h.stop()
+		if err == nil {
+			err = h.process(p)
+		}
+		h.unread.note(p.PID, err)
+	}
+	return h.found, h.unread.err(op)
 }
 
-// beneath finds what is mounted on the mounts: umount2(2) calls them busy for
-// it, though nobody uses it.
-func (h *holders) beneath(pid int, table []mnt.Mount) {
-	for _, m := range table {
-		if h.ids[m.Parent] && !h.ids[m.ID] {
-			h.add(pid, MountBeneath, m.Point)
-		}
+// add reports what was found by, unless there is enough of its kind.
+func (h *holders) add(by Holding, d procDir, what, link string) {
+	if by.What == "" {
+		by.What = what
 	}
+	by.Path = ""
+	if h.counts[by]++; h.counts[by] > holdingLimit {
+		return
+	}
+	by.PID, by.Path = d.pid, d.name(link)
+	h.found = append(h.found, by)
 }
 
 func (h *holders) process(p Process) error {
@@ -117,27 +129,51 @@ func (h *holders) process(p Process) error {
 // not hide the others.
 func (h *holders) files(d procDir, at string) error {
 	var unread doubt
-	left := holdingLimit
 	err := d.each(at+"fdinfo", func(n int) bool {
-		name := strconv.Itoa(n)
-		id, err := mountID(d.fd, at+"fdinfo/"+name)
-		unread.note(d.pid, err)
-		if err == nil && h.wanted(id, d.fd, at+"fd/"+name) {
-			h.add(d.pid, OpenFile, d.name(at+"fd/"+name))
-			left--
+		err := h.stop()
+		if err == nil {
+			err = h.file(d, at, strconv.Itoa(n))
 		}
-		return left > 0
+		unread.note(d.pid, err)
+		return h.stop() == nil
 	})
 	return unread.or(err)
+}
+
+func (h *holders) file(d procDir, at, name string) error {
+	fd, err := openat(d.fd, at+"fdinfo/"+name, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	info, id, err := fdinfo(fd)
+	if err != nil {
+		return err
+	}
+	link := at + "fd/" + name
+	if by, is := h.match(id, d.fd, link); is {
+		h.add(by, d, OpenFile, link)
+	}
+	if !h.opaque {
+		return nil
+	}
+	what, err := keeps(info, fd)
+	if what != "" {
+		h.add(Holding{}, d, what, link)
+	}
+	return err
 }
 
 // link looks where one of the process's links leads, without opening the file.
 func (h *holders) link(d procDir, dir int, at, name, what string) error {
 	id, err := linkMountID(dir, at+name)
-	if err == nil && h.wanted(id, dir, at+name) {
-		h.add(d.pid, what, d.name(at+name))
+	if err != nil {
+		return err
 	}
-	return err
+	if by, is := h.match(id, dir, at+name); is {
+		h.add(by, d, what, at+name)
+	}
+	return nil
 }
 
 // maps looks through a memory map. The links of map_files are in the directory
@@ -158,19 +194,13 @@ func (h *holders) maps(d procDir, t task) error {
 	}
 	defer unix.Close(fd)
 	var unread doubt
-	left := holdingLimit
 	err = lines(bufio.NewReaderSize(fdReader(fd), lineBuffer), func(line []byte) bool {
-		area, path, ok := mapping(string(line))
-		if !ok {
-			return true
+		err := h.stop()
+		if area, _, ok := mapping(string(line)); ok && err == nil {
+			err = h.link(procDir{fd: dir, pid: d.pid}, dir, "map_files/", area, MappedFile)
 		}
-		id, err := linkMountID(dir, "map_files/"+area)
 		unread.note(d.pid, err)
-		if err == nil && h.wanted(id, dir, "map_files/"+area) {
-			h.add(d.pid, MappedFile, path)
-			left--
-		}
-		return left > 0
+		return h.stop() == nil
 	})
 	return unread.or(err)
 }
@@ -221,28 +251,33 @@ func linkMountID(dir int, name string) (int, error) {
 
 var errFdinfo = errors.New("unknown format of /proc/PID/fdinfo")
 
-// mountID reads "mnt_id:" from a file in the format of proc_pid_fdinfo(5). The
-// line is among the first; what some kinds of files append may be long and is
-// not read.
+// mountID reads "mnt_id:" from a file in the format of proc_pid_fdinfo(5).
 func mountID(dir int, name string) (int, error) {
 	fd, err := openat(dir, name, unix.O_RDONLY)
 	if err != nil {
 		return 0, err
 	}
 	defer unix.Close(fd)
-	var buf [512]byte
-	n, err := fdReader(fd).Read(buf[:])
+	_, id, err := fdinfo(fd)
+	return id, err
+}
+
+// fdinfo reads the beginning of an fdinfo file and the "mnt_id:" in it. The line
+// is among the first; what some kinds of files append may be long.
+func fdinfo(fd int) (info []byte, id int, err error) {
+	buf := make([]byte, 512)
+	n, err := fdReader(fd).Read(buf)
 	if err != nil {
-		return 0, err
+		return nil, 0, err
 	}
 	_, rest, ok := bytes.Cut(buf[:n], []byte("mnt_id:"))
 	value, _, end := bytes.Cut(rest, []byte{'\n'})
 	if !ok || !end {
-		return 0, errFdinfo
+		return nil, 0, errFdinfo
 	}
-	id, err := strconv.Atoi(string(bytes.TrimSpace(value)))
+	id, err = strconv.Atoi(string(bytes.TrimSpace(value)))
 	if err != nil {
-		return 0, fmt.Errorf("%w: %w", errFdinfo, err)
+		return nil, 0, fmt.Errorf("%w: %w", errFdinfo, err)
 	}
-	return id, nil
+	return buf[:n], id, nil
 }

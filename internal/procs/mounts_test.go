@@ -1,6 +1,7 @@
 package procs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -64,7 +65,28 @@ func copied(dir string, more ...string) []string {
 	return append(script, more...)
 }
 
-func points(cs []Copy) []string {
+// found is a mount in a table.
+type found struct {
+	Process
+	Mount mnt.Mount
+}
+
+// mountsOf are the mounts of the filesystem dev, of root or a directory in it, in
+// the tables of the processes.
+func mountsOf(f *Finder, ps []Process, dev mnt.Dev, root string) ([]found, error) {
+	tables, err := f.Tables(context.Background(), ps)
+	var out []found
+	for _, t := range tables {
+		for _, m := range t.Mounts {
+			if (mnt.Record{Dev: dev, Root: root}).Covers(m) {
+				out = append(out, found{t.Process, m})
+			}
+		}
+	}
+	return out, err
+}
+
+func points(cs []found) []string {
 	var out []string
 	for _, c := range cs {
 		out = append(out, fmt.Sprintf("%d %s", c.PID, c.Mount.Point))
@@ -83,9 +105,9 @@ func TestCopiesAreTheMountsOfADirectoryAndOfThoseBeneathIt(t *testing.T) {
 	)...)
 	f := New("/proc")
 	dev := c.mount(t, dir).Dev
-	got, err := f.Copies([]Process{c.Process}, dev, "/src")
+	got, err := mountsOf(f, []Process{c.Process}, dev, "/src")
 	check(t, err)
-	if want := points([]Copy{copyAt(c, in("1")), copyAt(c, in("2"))}); !slices.Equal(points(got), want) {
+	if want := points([]found{copyAt(c, in("1")), copyAt(c, in("2"))}); !slices.Equal(points(got), want) {
 		t.Errorf("copies of /src: %v, want %v", points(got), want)
 	}
 	for _, g := range got {
@@ -93,15 +115,15 @@ func TestCopiesAreTheMountsOfADirectoryAndOfThoseBeneathIt(t *testing.T) {
 			t.Errorf("found in %v, want %v", g.Process, c.Process)
 		}
 	}
-	all, err := f.Copies([]Process{c.Process}, dev, "/")
+	all, err := mountsOf(f, []Process{c.Process}, dev, "/")
 	check(t, err)
 	if len(all) != 4 {
 		t.Errorf("copies of the whole filesystem: %v", points(all))
 	}
 }
 
-func copyAt(c *running, point string) Copy {
-	return Copy{Process: c.Process, Mount: mnt.Mount{Point: point}}
+func copyAt(c *running, point string) found {
+	return found{Process: c.Process, Mount: mnt.Mount{Point: point}}
 }
 
 func TestADeletedRootIsStillACopy(t *testing.T) {
@@ -113,9 +135,9 @@ func TestADeletedRootIsStillACopy(t *testing.T) {
 		t.Fatalf("the root is %q", m.Root)
 	}
 	for _, root := range []string{"/src", "/src/in", "/src/in//deleted"} {
-		got, err := New("/proc").Copies([]Process{c.Process}, m.Dev, root)
+		got, err := mountsOf(New("/proc"), []Process{c.Process}, m.Dev, root)
 		check(t, err)
-		if !slices.Equal(points(got), points([]Copy{copyAt(c, in("1"))})) {
+		if !slices.Equal(points(got), points([]found{copyAt(c, in("1"))})) {
 			t.Errorf("copies of %s: %v", root, points(got))
 		}
 	}
@@ -126,9 +148,9 @@ func TestANamespaceIsReadOnceForAllItsProcesses(t *testing.T) {
 	c := namespaced(t, "tmpfs", dir)
 	// The same process twice stands for two in one namespace.
 	other := namespaced(t, "tmpfs", dir)
-	got, err := New("/proc").Copies([]Process{c.Process, c.Process, other.Process}, c.mount(t, dir).Dev, "/")
+	got, err := mountsOf(New("/proc"), []Process{c.Process, c.Process, other.Process}, c.mount(t, dir).Dev, "/")
 	check(t, err)
-	if !slices.Equal(points(got), points([]Copy{copyAt(c, dir)})) {
+	if !slices.Equal(points(got), points([]found{copyAt(c, dir)})) {
 		t.Errorf("got %v", points(got))
 	}
 }
@@ -143,10 +165,10 @@ func TestACopyOutsideTheProcesssRootIsFound(t *testing.T) {
 	if slices.ContainsFunc(seen, func(m mnt.Mount) bool { return strings.HasSuffix(m.Point, "/1") }) {
 		t.Fatal("the process's own table shows it: this proves nothing")
 	}
-	found, err := New("/proc").Copies([]Process{c.Process}, c.mount(t, dir).Dev, "/src")
+	got, err := mountsOf(New("/proc"), []Process{c.Process}, c.mount(t, dir).Dev, "/src")
 	check(t, err)
-	if !slices.Equal(points(found), points([]Copy{copyAt(c, in("1"))})) {
-		t.Errorf("got %v", points(found))
+	if !slices.Equal(points(got), points([]found{copyAt(c, in("1"))})) {
+		t.Errorf("got %v", points(got))
 	}
 }
 
@@ -162,9 +184,9 @@ func TestACopyInAUserNamespaceOfTheTenantsOwnIsFound(t *testing.T) {
 	}, copied(dir, "bind", in("src"), in("1"), "open", in("1"), "chroot", in("srcs"))...)
 	m := c.mount(t, in("1"))
 	f := New("/proc")
-	got, err := f.Copies([]Process{c.Process}, m.Dev, "/src")
+	got, err := mountsOf(f, []Process{c.Process}, m.Dev, "/src")
 	check(t, err)
-	if !slices.Equal(points(got), points([]Copy{copyAt(c, in("1"))})) {
+	if !slices.Equal(points(got), points([]found{copyAt(c, in("1"))})) {
 		t.Errorf("got %v", points(got))
 	}
 	if held := holdingOf(t, idsAt(t, c, in("1")), c); len(held) != 1 || !strings.HasPrefix(held[0], OpenFile) {
@@ -177,9 +199,9 @@ func TestACopyInANamespaceOfOneThreadIsFound(t *testing.T) {
 	c := namespaced(t, "tmpfs", dir, "thread", "namespace", "mkdir", dir+"/1", "bind", dir, dir+"/1")
 	f := New("/proc")
 	dev := c.mount(t, dir).Dev
-	got, err := f.Copies([]Process{c.Process}, dev, "/")
+	got, err := mountsOf(f, []Process{c.Process}, dev, "/")
 	check(t, err)
-	i := slices.IndexFunc(got, func(g Copy) bool { return g.Mount.Point == dir+"/1" })
+	i := slices.IndexFunc(got, func(g found) bool { return g.Mount.Point == dir+"/1" })
 	if i < 0 {
 		t.Fatalf("got %v", points(got))
 	}
@@ -202,9 +224,9 @@ func TestARootOfAnyLengthHidesNoMount(t *testing.T) {
 	if !slices.ContainsFunc(strings.Split(string(raw), "\n"), func(l string) bool { return len(l) > 1<<20 }) {
 		t.Fatal("no line is that long: this proves nothing")
 	}
-	got, err := New("/proc").Copies([]Process{c.Process}, c.mount(t, dir).Dev, "/"+name)
+	got, err := mountsOf(New("/proc"), []Process{c.Process}, c.mount(t, dir).Dev, "/"+name)
 	check(t, err)
-	if !slices.Equal(points(got), points([]Copy{copyAt(c, dir+"/point")})) {
+	if !slices.Equal(points(got), points([]found{copyAt(c, dir+"/point")})) {
 		t.Errorf("got %v", points(got))
 	}
 }
@@ -234,7 +256,7 @@ func TestFieldsAreCutWhereNoEscapeIs(t *testing.T) {
 func TestGoneProcessesHaveNoCopiesAndAreNoDoubt(t *testing.T) {
 	c := start(t, nil)
 	c.end()
-	got, err := New("/proc").Copies([]Process{c.Process}, mnt.Dev{}, "/")
+	got, err := mountsOf(New("/proc"), []Process{c.Process}, mnt.Dev{}, "/")
 	if len(got) != 0 || err != nil {
 		t.Errorf("got %v, %v", got, err)
 	}

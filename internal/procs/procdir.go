@@ -114,11 +114,11 @@ func (d procDir) mountNS(at string) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	number, ok := strings.CutPrefix(link, "mnt:[")
+	ns, ok := namespaceNumber(link)
 	if !ok {
 		return 0, fmt.Errorf("unknown format of /proc/PID/ns/mnt: %q", link)
 	}
-	return strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
+	return ns, nil
 }
 
 func (d procDir) readlink(name string) (string, error) {

@@ -10,8 +10,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -162,35 +165,109 @@ func TestTheCgroupOfAContainerIsSeenByTheAgentAlone(t *testing.T) {
 	}
 }
 
-func TestNothingSurvivesTheDeathOfTheProgram(t *testing.T) {
-	// A binary that only root may read: the user in the container runs it all the
-	// same.
-	program := filepath.Join(t.TempDir(), "program")
-	data, err := os.ReadFile("/proc/self/exe")
-	check(t, err)
-	check(t, os.WriteFile(program, data, 0o700))
-	cmd := exec.Command(program)
-	cmd.Env = append(os.Environ(), victimEnv+"=1", "NODE_MOUNTS_SIMNODE_NAMESPACE=", "TMPDIR="+t.TempDir())
+// program is a node in a process of its own, and in a namespace of its own.
+type program struct {
+	*exec.Cmd
+	pids []int // its own, and those of the node's processes
+	end  func()
+}
+
+// startProgram starts one that has its temporary folders in temp.
+func startProgram(t *testing.T, path, temp string) *program {
+	t.Helper()
+	cmd := exec.Command(path)
+	cmd.Env = append(os.Environ(), victimEnv+"=1", "NODE_MOUNTS_SIMNODE_NAMESPACE=", "TMPDIR="+temp)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe() // ends it with us
 	check(t, err)
-	defer stdin.Close()
 	stdout, err := cmd.StdoutPipe()
 	check(t, err)
 	check(t, cmd.Start())
-	var pids []int
-	err = json.NewDecoder(stdout).Decode(&pids)
-	var fds map[int]int
-	if err == nil && len(pids) == 5 && pids[0] == cmd.Process.Pid {
-		fds = pidfds(t, pids)
+	p := &program{Cmd: cmd, end: sync.OnceFunc(func() {
+		_ = cmd.Process.Kill()
+		_, _ = io.Copy(io.Discard, stdout)
+		_ = cmd.Wait()
+		stdin.Close()
+	})}
+	t.Cleanup(p.end)
+	if err := json.NewDecoder(stdout).Decode(&p.pids); err != nil || len(p.pids) != 5 || p.pids[0] != cmd.Process.Pid {
+		t.Fatalf("the program (pid %d) says it has %v, %v", cmd.Process.Pid, p.pids, err)
 	}
-	check(t, cmd.Process.Kill())
-	_, _ = io.Copy(io.Discard, stdout)
-	_ = cmd.Wait()
-	if len(fds) != 5 {
-		t.Fatalf("the program (pid %d) says it has %v, %v", cmd.Process.Pid, pids, err)
-	}
+	return p
+}
+
+func TestNothingSurvivesTheDeathOfTheProgram(t *testing.T) {
+	// A binary that only root may read: the user in the container runs it all the
+	// same.
+	path := filepath.Join(t.TempDir(), "program")
+	data, err := os.ReadFile("/proc/self/exe")
+	check(t, err)
+	check(t, os.WriteFile(path, data, 0o700))
+	p := startProgram(t, path, t.TempDir())
+	fds := pidfds(t, p.pids)
+	p.end()
 	for pid, fd := range fds {
 		awaitEnd(t, pid, fd)
 	}
+}
+
+func TestANewNodeRemovesWhatKilledProgramsHaveLeftAndNothingElse(t *testing.T) {
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	long := time.Now().Add(-time.Hour)
+	age := func(names ...string) {
+		t.Helper()
+		for _, name := range names {
+			check(t, os.Chtimes(filepath.Join(temp, name), long, long))
+		}
+	}
+	stays := []string{"node-mounts-1", "node-mounts-2", "node-mounts-3", "node-mounts-", "node-mounts-x4", "node-mounts-5x", "other-6"}
+	for _, name := range append(stays, "node-mounts-7") {
+		check(t, os.Mkdir(filepath.Join(temp, name), 0o755))
+	}
+	check(t, os.Mkdir(filepath.Join(temp, "node-mounts-1", "in-use"), 0o755))
+	check(t, os.Chown(filepath.Join(temp, "node-mounts-2"), 1000, 100))
+	age("node-mounts-1", "node-mounts-2", "node-mounts-", "node-mounts-x4", "node-mounts-5x", "other-6", "node-mounts-7")
+	target := filepath.Join(t.TempDir(), "target")
+	check(t, os.Mkdir(target, 0o755))
+	check(t, os.Symlink(target, filepath.Join(temp, "node-mounts-8")))
+	check(t, os.WriteFile(filepath.Join(temp, "node-mounts-9"), nil, 0o644))
+	age("node-mounts-9")
+	stays = append(stays, "node-mounts-8", "node-mounts-9")
+	// One that runs looks the same from outside its namespace.
+	p := startProgram(t, "/proc/self/exe", temp)
+	running := ""
+	for _, name := range names(t, temp) {
+		if !slices.Contains(stays, name) && name != "node-mounts-7" {
+			running = name
+		}
+	}
+	age(running)
+
+	mustLeave := func(want []string) {
+		t.Helper()
+		n, err := simnode.New(simnode.Options{})
+		check(t, err)
+		check(t, n.Close())
+		if got := names(t, temp); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+			t.Errorf("after a node there are %v, want %v", got, want)
+		}
+	}
+	mustLeave(append(stays, running))
+	p.end()
+	age(running)
+	mustLeave(stays)
+	check(t, os.Remove(target)) // still there
+}
+
+// names are what a folder has in it, sorted.
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	check(t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
 }

@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 
@@ -30,23 +29,21 @@ func respond(config string) error {
 	}
 	ctx, names := context.Background(), grant.NamesFor("")
 	pods := client.CoreV1().Pods(namespace)
-	events, err := pods.Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", bareNode).String()})
+	list, err := pods.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintln(os.Stderr, watching)
-	for e := range events.ResultChan() {
-		p, ok := e.Object.(*corev1.Pod)
-		if !ok {
-			return fmt.Errorf("an event of %T", e.Object)
-		}
+	return follow(ctx, pods, metav1.ListOptions{
+		FieldSelector:   fields.OneTermEqualSelector("spec.nodeName", bareNode).String(),
+		ResourceVersion: list.ResourceVersion,
+	}, func(p *corev1.Pod) {
 		go func() {
 			if err := respondTo(ctx, pods, p, names); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 			}
 		}()
-	}
-	return errors.New("the watch has ended")
+	})
 }
 
 func respondTo(ctx context.Context, pods corev1client.PodInterface, p *corev1.Pod, names grant.Names) error {

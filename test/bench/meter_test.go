@@ -98,19 +98,19 @@ func (p meteredProcesses) Mounts(of procs.Process) ([]mnt.Mount, error) {
 	return p.Processes.Mounts(of)
 }
 
-func (p meteredProcesses) Copies(ps []procs.Process, dev mnt.Dev, root string) ([]procs.Copy, error) {
+func (p meteredProcesses) Tables(ctx context.Context, ps []procs.Process) ([]procs.Table, error) {
 	defer p.m.since(partProcesses, time.Now())
-	return p.Processes.Copies(ps, dev, root)
+	return p.Processes.Tables(ctx, ps)
 }
 
-func (p meteredProcesses) Holding(ps []procs.Process, ids map[uint64]map[int]bool) ([]procs.Holding, error) {
+func (p meteredProcesses) Holding(ctx context.Context, ps []procs.Process, ids map[int]bool) ([]procs.Holding, error) {
 	defer p.m.since(partProcesses, time.Now())
-	return p.Processes.Holding(ps, ids)
+	return p.Processes.Holding(ctx, ps, ids)
 }
 
-func (p meteredProcesses) Loose(ps []procs.Process, dev mnt.Dev, shown map[int]bool) ([]procs.Holding, error) {
+func (p meteredProcesses) Loose(ctx context.Context, ps []procs.Process, devs map[mnt.Dev]bool, shown map[int]bool) ([]procs.Holding, error) {
 	defer p.m.since(partProcesses, time.Now())
-	return p.Processes.Loose(ps, dev, shown)
+	return p.Processes.Loose(ctx, ps, devs, shown)
 }
 
 type meteredJournal struct {

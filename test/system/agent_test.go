@@ -18,6 +18,7 @@ import (
 // agentOptions are what one agent process has that others have not.
 type agentOptions struct {
 	die        string   // dieEnv
+	arm        string   // armEnv
 	kubeconfig string   // the node's where ""
 	binds      []string // "from:to", made in its mount namespace first
 	flags      []string // after the node's own, so that they win
@@ -52,7 +53,7 @@ func (n *node) startAgent(o agentOptions) *agentProcess {
 		"--node-id", n.name, "--namespace", n.namespace, "--shared-root", n.Claim, "--root", n.Root, "--kubelet-dir", n.Kubelet,
 		"--health-port", "0", "--kubeconfig", o.kubeconfig,
 	}, o.flags...)...)
-	cmd.Env = append(os.Environ(), roleEnv+"=1", traceEnv+"="+a.trace, dieEnv+"="+o.die, bootEnv+"="+n.boot, bindsEnv+"="+strings.Join(o.binds, ","))
+	cmd.Env = append(os.Environ(), roleEnv+"=1", traceEnv+"="+a.trace, dieEnv+"="+o.die, armEnv+"="+o.arm, bootEnv+"="+n.boot, bindsEnv+"="+strings.Join(o.binds, ","))
 	cmd.Stderr = &a.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)

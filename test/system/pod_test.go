@@ -216,7 +216,9 @@ func (p *pod) differs(mounts []grant.Mount) string {
 	must(p.n.t, err)
 	tables := map[string][]mnt.Mount{"the host": host}
 	if a := p.n.agent; a != nil && a.alive() {
-		tables["the agent"] = p.n.tableOf(a.pid)
+		if table, ok := p.n.tableOf(a.pid); ok {
+			tables["the agent"] = table
+		}
 	}
 	want := targets(mounts)
 	for who, table := range tables {

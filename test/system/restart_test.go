@@ -112,8 +112,12 @@ func (n *node) lines(p *pod, elsewhere string) map[string]int {
 			grants++
 		}
 	}
+	table, ok := n.tableOf(n.agent.pid)
+	if !ok {
+		n.t.Fatal("the agent has ended")
+	}
 	agent := 0
-	for _, m := range n.wholeTableOf(n.agent.pid) {
+	for _, m := range table {
 		// Other tests' nodes are in it as well.
 		if mnt.Within(n.Dir, m.Point) || mnt.Within(elsewhere, m.Point) {
 			agent++

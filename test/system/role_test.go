@@ -24,6 +24,7 @@ import (
 const (
 	roleEnv  = "NODE_MOUNTS_TEST_AGENT" // this process is one
 	dieEnv   = "NODE_MOUNTS_DIE"        // "before:Bind:2": where it kills itself, "" nowhere
+	armEnv   = "NODE_MOUNTS_DIE_WHEN"   // a file: calls count for that once it exists, "" always
 	traceEnv = "NODE_MOUNTS_TRACE"      // a file that gets a line for each call
 	bootEnv  = "NODE_MOUNTS_BOOT_ID"    // "" for the kernel's
 	bindsEnv = "NODE_MOUNTS_BINDS"      // "from:to,…", made in its namespace first
@@ -32,7 +33,7 @@ const (
 // agentRole is node-mounts-agent with its own flags, made of the same parts, each
 // of which tells the tracer of its calls.
 func agentRole() int {
-	w, err := newTracer(os.Getenv(traceEnv), os.Getenv(dieEnv))
+	w, err := newTracer(os.Getenv(traceEnv), os.Getenv(dieEnv), os.Getenv(armEnv))
 	if err == nil {
 		err = bindAll(os.Getenv(bindsEnv))
 	}
@@ -77,13 +78,14 @@ type tracer struct {
 
 	when, op string
 	nth      int
+	arm      string
 
 	mu    sync.Mutex
 	calls map[string]int
 }
 
-func newTracer(path, die string) (*tracer, error) {
-	w := &tracer{calls: make(map[string]int)}
+func newTracer(path, die, arm string) (*tracer, error) {
+	w := &tracer{arm: arm, calls: make(map[string]int)}
 	if die != "" {
 		parts := strings.Split(die, ":")
 		if len(parts) != 3 {
@@ -103,7 +105,9 @@ func newTracer(path, die string) (*tracer, error) {
 // around makes the call that it was given, unless the process dies before it.
 func (w *tracer) around(op string, call func() error) error {
 	w.mu.Lock()
-	w.calls[op]++
+	if w.armed() {
+		w.calls[op]++
+	}
 	here := op == w.op && w.calls[op] == w.nth
 	_, err := w.file.WriteString(op + "\n")
 	w.mu.Unlock()
@@ -115,6 +119,14 @@ func (w *tracer) around(op string, call func() error) error {
 		die()
 	}
 	return err
+}
+
+func (w *tracer) armed() bool {
+	if w.arm == "" {
+		return true
+	}
+	_, err := os.Lstat(w.arm)
+	return err == nil
 }
 
 // die is what the kernel, the OOM killer or a rollout does to an agent: nothing
