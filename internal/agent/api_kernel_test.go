@@ -52,6 +52,24 @@ func TestAWatchThatIsBehindReleasesNothing(t *testing.T) {
 	undisturbed(t, n, p, before)
 }
 
+// Absent from the watch, and elsewhere for the API server itself: what stands here
+// is nobody's any more.
+func TestAPodThatTheAPIHasOnAnotherNodeIsReleasedHere(t *testing.T) {
+	t.Parallel()
+	n, p := granted(t)
+	n.API.Hide(p.UID, true)
+	if p.Pass(); len(n.Left()) == 0 {
+		t.Fatal("it was released while the API had it here")
+	}
+	n.API.Change(p.UID, func(p *plan.Pod) { p.Node = "node-b" })
+	must(t, p.Ctr.Stop())
+	p.Pass()
+	clean(t, n, p)
+	if answered := n.API.Answers(); answered != 1 {
+		t.Errorf("%d answers: it is another agent's to answer", answered)
+	}
+}
+
 func TestAnAnswerThatCouldNotBeWrittenIsWrittenOnceTheAPIIsBack(t *testing.T) {
 	t.Parallel()
 	n := agenttest.NewNode(t)

@@ -15,9 +15,12 @@
 // (unshare(2)), and one whose first thread has exited goes on in the others
 // while its /proc directory looks like that of a zombie.
 //
-// What /proc does not show is not found: a mount namespace that is kept alive
-// by a descriptor or a bind mount and has no process in it, files registered
-// with io_uring, descriptors in flight in a unix socket.
+// A mount namespace without a process in it is found by the descriptor that keeps
+// it. Of descriptors in flight in a unix socket, and of files registered with
+// io_uring, /proc shows that there are some, not which: that is reported as a
+// doubt. Not found are an io_uring of which no descriptor is left, what its
+// requests still use, and a descriptor that is handed from process to process
+// while they are looked at one after the other.
 package procs
 
 import (

@@ -265,4 +265,3 @@ func (b *boundedTable) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
-

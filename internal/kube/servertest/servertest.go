@@ -39,12 +39,13 @@ func Start(t testing.TB) *Server {
 	if assets == "" {
 		t.Fatalf("%s is not set: run `make test`, or `make kubernetes` and set it to the folder that names", assetsVariable)
 	}
-	for _, name := range []string{"etcd", "kube-apiserver"} {
+	names := []string{"etcd", "kube-apiserver"}
+	for _, name := range names {
 		if _, err := os.Stat(filepath.Join(assets, name)); err != nil {
 			t.Fatalf("%s: %v", assetsVariable, err)
 		}
 	}
-	env := &envtest.Environment{BinaryAssetsDirectory: assets}
+	env := &envtest.Environment{BinaryAssetsDirectory: guarded(t, assets, names...)}
 	// Pods are made without their service accounts, which a controller would make.
 	env.ControlPlane.GetAPIServer().Configure().Append("disable-admission-plugins", "ServiceAccount")
 	// Its own folder of certificates would go with the first Stop, and Return would
