@@ -228,6 +228,9 @@ func TestAShellInTheVolumeItselfKeepsNoGrant(t *testing.T) {
 	if st := p.Status(); st != nil || n.Metric("leaked_total") != 0 {
 		t.Errorf("answered %+v, leaked %v", st, n.Metric("leaked_total"))
 	}
+	if released := n.Metric("released_total"); released != 0 {
+		t.Errorf("%v released, and the tree stands", released)
+	}
 	// It serves again from there.
 	p.Grant(home("h/u1", "u1"))
 	p.MustAnswer(grant.StateReady, []string{"u1"}, nil)
@@ -236,6 +239,9 @@ func TestAShellInTheVolumeItselfKeepsNoGrant(t *testing.T) {
 	p.Pass()
 	must(t, user.Chdir("/"))
 	p.Pass()
+	if released := n.Metric("released_total"); released != 1 {
+		t.Errorf("%v released, and the tree is gone", released)
+	}
 	must(t, p.Ctr.Stop())
 	clean(t, n, p)
 }
