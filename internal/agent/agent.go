@@ -60,6 +60,7 @@ type API interface {
 type Processes interface {
 	Of(uid string) ([]procs.Process, error)
 	Has(uid string) (bool, error)
+	Known(uid string) []procs.Process
 	Mounts(p procs.Process) ([]mnt.Mount, error)
 	Tables(ctx context.Context, ps []procs.Process) ([]procs.Table, error)
 	Holding(ctx context.Context, ps []procs.Process, ids map[int]bool) ([]procs.Holding, error)

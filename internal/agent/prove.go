@@ -29,11 +29,7 @@ func (a *Agent) prove(ctx context.Context, s *podState, p plan.Pod, tree *beneat
 	if len(open) == 0 {
 		return nil, s.provenBefore("no container that mounts the volume is running")
 	}
-	ps, err := a.Processes.Of(s.j.UID)
-	if err != nil && !errors.Is(err, procs.ErrCannotTell) {
-		return nil, s.provenBefore(fmt.Sprintf("the Pod's processes cannot be looked for: %v", err))
-	}
-	views, err := proof.Of(a.Processes, open, ps)
+	views, err := a.views(s.j.UID, open)
 	if errors.Is(err, proof.ErrUnknown) {
 		return nil, s.provenBefore("the container's processes cannot be seen (the agent needs hostPID)")
 	}
@@ -49,6 +45,21 @@ func (a *Agent) prove(ctx context.Context, s *podState, p plan.Pod, tree *beneat
 		}
 	}
 	return a.look(s, views, failed)
+}
+
+// views reads what the containers see: through processes that are known already,
+// and where those are not enough through all there are. To look for them costs
+// more than everything else in a pass.
+func (a *Agent) views(uid string, open []plan.Use) ([]proof.View, error) {
+	views, err := proof.Of(a.Processes, open, a.Processes.Known(uid))
+	if err == nil && len(views) == len(open) {
+		return views, nil
+	}
+	ps, err := a.Processes.Of(uid)
+	if err != nil && !errors.Is(err, procs.ErrCannotTell) {
+		return nil, err
+	}
+	return proof.Of(a.Processes, open, ps)
 }
 
 // current is the record under the name that the mount's root has now.

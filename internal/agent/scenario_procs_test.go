@@ -156,6 +156,9 @@ func (c *cast) Has(uid string) (bool, error) {
 	return false, err
 }
 
+// Known implements agent.Processes. Nothing is, so that every look is a fresh one.
+func (c *cast) Known(string) []procs.Process { return nil }
+
 // Mounts implements agent.Processes.
 func (c *cast) Mounts(p procs.Process) ([]mnt.Mount, error) {
 	c.mu.Lock()

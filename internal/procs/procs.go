@@ -103,10 +103,29 @@ func (f *Finder) Of(podUID string) ([]Process, error) {
 			found = append(found, p)
 		}
 	}
-	slices.SortFunc(found, func(a, b Process) int {
-		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.PID, b.PID))
-	})
+	sortByStart(found)
 	return found, unread.err("processes of the pod " + podUID)
+}
+
+// Known returns those of the Pod's processes that the last scan found and that
+// are still the Pod's, in the order of Of. It makes no scan: where it returns what
+// the caller looks for, that is certain; where it does not, nothing is.
+func (f *Finder) Known(podUID string) []Process {
+	pod, err := podKey(podUID)
+	f.mu.Lock()
+	last := f.last
+	f.mu.Unlock()
+	if err != nil || last == nil {
+		return nil
+	}
+	var found []Process
+	for _, pid := range last.pods[pod] {
+		if p, _ := f.identify(pid, pod, last.own); p.PID != 0 {
+			found = append(found, p)
+		}
+	}
+	sortByStart(found)
+	return found
 }
 
 // Has tells whether the Pod has a process. While one that an earlier scan found
@@ -114,14 +133,7 @@ func (f *Finder) Of(podUID string) ([]Process, error) {
 //
 // Errors as of Of; ErrCannotTell only where no process was found.
 func (f *Finder) Has(podUID string) (bool, error) {
-	pod, err := podKey(podUID)
-	if err != nil {
-		return false, err
-	}
-	f.mu.Lock()
-	last := f.last
-	f.mu.Unlock()
-	if last != nil && f.anyOf(last, pod) {
+	if len(f.Known(podUID)) > 0 {
 		return true, nil
 	}
 	ps, err := f.Of(podUID)
@@ -131,13 +143,10 @@ func (f *Finder) Has(podUID string) (bool, error) {
 	return false, err
 }
 
-func (f *Finder) anyOf(s *scan, pod string) bool {
-	for _, pid := range s.pods[pod] {
-		if p, _ := f.identify(pid, pod, s.own); p.PID != 0 {
-			return true
-		}
-	}
-	return false
+func sortByStart(ps []Process) {
+	slices.SortFunc(ps, func(a, b Process) int {
+		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.PID, b.PID))
+	})
 }
 
 // identify looks at one process again, closer than the scan did. The result is

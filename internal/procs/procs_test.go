@@ -203,6 +203,30 @@ func TestHasMakesNoScanWhileAKnownProcessIsStillThePods(t *testing.T) {
 	}
 }
 
+func TestKnownIsWhatTheLastScanFoundAndStillIsThePods(t *testing.T) {
+	tr := newTree(t)
+	tr.add(10, systemd(uidA, id1), 'S', 100)
+	tr.add(11, systemd(uidA, id1), 'S', 50)
+	f := tr.finder()
+	if ps := f.Known(uidA); ps != nil {
+		t.Errorf("before the first scan: %v", ps)
+	}
+	if _, err := f.Of(uidB); err != nil {
+		t.Fatal(err)
+	}
+	if got := pids(f.Known(uidA)); !slices.Equal(got, []int{11, 10}) {
+		t.Errorf("known %v, want them by their start", got)
+	}
+	tr.add(12, systemd(uidA, id1), 'S', 200)
+	tr.stat(11, "name", 'Z', 50)
+	if got := pids(f.Known(uidA)); !slices.Equal(got, []int{10}) {
+		t.Errorf("known %v: it scans, or keeps what has ended", got)
+	}
+	if ps := f.Known("no uid/"); ps != nil {
+		t.Errorf("of no uid: %v", ps)
+	}
+}
+
 func TestNothingIsKeptOfAPodWithoutProcesses(t *testing.T) {
 	tr := newTree(t)
 	tr.add(1, systemd(uidA, id1), 'S', 1)
