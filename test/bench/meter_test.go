@@ -93,6 +93,11 @@ func (p meteredProcesses) Has(uid string) (bool, error) {
 	return p.Processes.Has(uid)
 }
 
+func (p meteredProcesses) Known(uid string) []procs.Process {
+	defer p.m.since(partProcesses, time.Now())
+	return p.Processes.Known(uid)
+}
+
 func (p meteredProcesses) Mounts(of procs.Process) ([]mnt.Mount, error) {
 	defer p.m.since(partProcesses, time.Now())
 	return p.Processes.Mounts(of)
