@@ -79,7 +79,12 @@ func run(ctx context.Context, version string, s settings, log *slog.Logger, edit
 		Metrics: recorder, Clock: clock.RealClock{}, Log: log,
 	}
 	if s.events {
-		cfg.Events = kube.NewEvents(ctx, client, s.node)
+		// A client of their own: its limit of requests must not hold up an answer.
+		own, err := kube.Connect(s.kubeconfig, "node-mounts-agent/"+version)
+		if err != nil {
+			return err
+		}
+		cfg.Events = kube.NewEvents(ctx, own, s.node)
 	}
 	for _, edit := range edits {
 		if err := edit(&cfg); err != nil {

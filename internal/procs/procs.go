@@ -27,6 +27,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -111,21 +112,30 @@ func (f *Finder) Of(podUID string) ([]Process, error) {
 // are still the Pod's, in the order of Of. It makes no scan: where it returns what
 // the caller looks for, that is certain; where it does not, nothing is.
 func (f *Finder) Known(podUID string) []Process {
-	pod, err := podKey(podUID)
-	f.mu.Lock()
-	last := f.last
-	f.mu.Unlock()
-	if err != nil || last == nil {
-		return nil
-	}
 	var found []Process
-	for _, pid := range last.pods[pod] {
-		if p, _ := f.identify(pid, pod, last.own); p.PID != 0 {
-			found = append(found, p)
-		}
+	for p := range f.known(podUID) {
+		found = append(found, p)
 	}
 	sortByStart(found)
 	return found
+}
+
+// known goes through what Known returns, in no order.
+func (f *Finder) known(podUID string) iter.Seq[Process] {
+	return func(yield func(Process) bool) {
+		pod, err := podKey(podUID)
+		f.mu.Lock()
+		last := f.last
+		f.mu.Unlock()
+		if err != nil || last == nil {
+			return
+		}
+		for _, pid := range last.pods[pod] {
+			if p, _ := f.identify(pid, pod, last.own); p.PID != 0 && !yield(p) {
+				return
+			}
+		}
+	}
 }
 
 // Has tells whether the Pod has a process. While one that an earlier scan found
@@ -133,7 +143,7 @@ func (f *Finder) Known(podUID string) []Process {
 //
 // Errors as of Of; ErrCannotTell only where no process was found.
 func (f *Finder) Has(podUID string) (bool, error) {
-	if len(f.Known(podUID)) > 0 {
+	for range f.known(podUID) {
 		return true, nil
 	}
 	ps, err := f.Of(podUID)
