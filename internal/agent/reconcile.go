@@ -19,8 +19,12 @@ const (
 	// lookAgain is the pause after an answer that met a changed Pod. The change
 	// itself arrives as an event, usually sooner.
 	lookAgain = 100 * time.Millisecond
-	// recheckHeld is how often a mount that is held is looked at again.
-	recheckHeld = 5 * time.Second
+	// A mount that is held is looked at again after firstRecheck, or later where a
+	// look takes long: the more a tenant has mounted, the more it costs, and looks
+	// may take a twentieth of the time.
+	firstRecheck = 5 * time.Second
+	lastRecheck  = time.Minute
+	lookShare    = 20
 )
 
 // Reconcile makes one pass over the Pod. It asks to be called again after the
@@ -44,8 +48,10 @@ func (a *Agent) Reconcile(ctx context.Context, uid string) (time.Duration, error
 	if errors.Is(err, ErrConflict) {
 		return lookAgain, nil
 	}
-	if len(s.j.Held) > 0 && (again == 0 || again > recheckHeld) {
-		again = recheckHeld
+	if len(s.j.Held) > 0 {
+		if pause := min(max(firstRecheck, lookShare*s.lookTook), lastRecheck); again == 0 || again > pause {
+			again = pause
+		}
 	}
 	return again, err
 }

@@ -224,7 +224,9 @@ func (a *Agent) recheckHeld(ctx context.Context, s *podState, p plan.Pod) {
 	}
 	a.takeCopies(ctx, s)
 	var still []journal.Held
+	began := a.Clock.Now()
 	found := a.holders(ctx, lookAt(s, p), s.j.Held)
+	s.lookTook = a.Clock.Since(began)
 	for i, h := range s.j.Held {
 		h.Busy = h.Busy && !found[i].who
 		if h.Why = found[i].why; h.Why != "" {

@@ -122,7 +122,7 @@ func (g *granting) run(cmd *cobra.Command, arg string) error {
 	for _, m := range mounts {
 		targets = append(targets, m.Target)
 	}
-	return s.finish(cmd, g.form, g.wait, asked, "asks for "+strings.Join(targets, ", "))
+	return s.finish(cmd, g.form, g.wait, asked, "asks for "+strings.Join(targets, ", "), targets...)
 }
 
 // mendable adds what to do where a Pod's annotation is in the way.
@@ -133,11 +133,12 @@ func mendable(err error) error {
 	return err
 }
 
-// finish tells what was written, and waits for the answer where that is wanted.
-func (s *session) finish(cmd *cobra.Command, form output, w waiting, asked operator.Asked, what string) error {
+// finish tells what was written, and waits for the answer where that is wanted: to
+// mine, where that names targets.
+func (s *session) finish(cmd *cobra.Command, form output, w waiting, asked operator.Asked, what string, mine ...string) error {
 	doc := document(asked)
 	if w.wait {
-		return s.await(cmd.Context(), cmd.OutOrStdout(), form, doc, asked, w.timeout)
+		return s.await(cmd.Context(), cmd.OutOrStdout(), form, doc, asked, w.timeout, mine...)
 	}
 	if form.structured() {
 		return writeDocument(cmd.OutOrStdout(), form, doc)
@@ -171,8 +172,8 @@ func (g *granting) mounts(cmd *cobra.Command) ([]grant.Mount, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", g.file, err)
 	}
-	if len(mounts) == 0 && !g.replace {
-		return nil, hinted{fmt.Errorf("%s has no mounts", g.file), "with --replace it would revoke everything"}
+	if len(mounts) == 0 {
+		return nil, hinted{fmt.Errorf("%s has no mounts", g.file), "`node-mounts revoke POD --all` revokes everything"}
 	}
 	return mounts, nil
 }

@@ -84,11 +84,11 @@ func document(a operator.Asked) result {
 }
 
 // await waits for the answer to the set and writes it. Its error is nil when
-// everything is mounted.
-func (s *session) await(ctx context.Context, out io.Writer, form output, doc result, asked operator.Asked, timeout time.Duration) error {
+// everything is mounted, or everything of mine where that names targets.
+func (s *session) await(ctx context.Context, out io.Writer, form output, doc result, asked operator.Asked, timeout time.Duration, mine ...string) error {
 	waiting, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	st, err := s.operator.Wait(waiting, asked)
+	asked, st, err := s.follow(waiting, asked, mine)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return s.late(ctx, asked, timeout, err)
 	}
@@ -99,7 +99,56 @@ func (s *session) await(ctx context.Context, out io.Writer, form output, doc res
 	if err := doc.write(out, form); err != nil {
 		return err
 	}
+	if len(mine) > 0 {
+		st = only(st, mine)
+	}
 	return verdict(asked, st)
+}
+
+// follow waits for the answer to the set, or to a later one as long as that asks
+// for the same at the targets of mine: what somebody else adds or takes beside
+// them is no concern of who granted these.
+func (s *session) follow(ctx context.Context, asked operator.Asked, mine []string) (operator.Asked, grant.Status, error) {
+	for {
+		st, err := s.operator.Wait(ctx, asked)
+		if !errors.Is(err, operator.ErrSuperseded) || len(mine) == 0 {
+			return asked, st, err
+		}
+		now, askErr := s.operator.Asked(ctx, operator.Pod{Namespace: asked.Namespace, Name: asked.Name, UID: asked.UID})
+		if askErr != nil || !sameAt(asked.Annotation, now.Annotation, mine) {
+			return asked, st, err
+		}
+		asked = now
+	}
+}
+
+// sameAt tells whether two sets ask for the same at the targets.
+func sameAt(a, b string, targets []string) bool {
+	at := func(annotation string) map[string]grant.Mount {
+		out := make(map[string]grant.Mount)
+		for _, m := range grant.Decode(annotation).Mounts {
+			if slices.Contains(targets, m.Target) {
+				out[m.Target] = m
+			}
+		}
+		return out
+	}
+	return maps.Equal(at(a), at(b))
+}
+
+// only is the part of an answer that is about the targets, or about all.
+func only(st grant.Status, targets []string) grant.Status {
+	failed := make(map[string]grant.Code)
+	for key, code := range st.Failed {
+		if key == grant.WholeSet || slices.Contains(targets, key) {
+			failed[key] = code
+		}
+	}
+	st.Failed = failed
+	if len(failed) == 0 {
+		st.State = grant.StateReady
+	}
+	return st
 }
 
 func (r result) write(out io.Writer, form output) error {

@@ -21,7 +21,7 @@ import (
 
 // outage is how long the API server stays away: long enough for the agent's watch
 // and its requests to have failed several times, with growing pauses.
-const outage = 15 * time.Second
+const outage = time.Minute
 
 // apiServerAway ends the API server under an agent, and the agent in the middle
 // of that. Nothing is unmounted; what was asked meanwhile comes afterwards.

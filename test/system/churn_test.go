@@ -23,9 +23,9 @@ import (
 	"github.com/datalayer/node-mounts/operator"
 )
 
-// A minute of changes shows no more than these seconds, and costs a minute.
+// The other stories of the package run meanwhile.
 const (
-	churn       = 20 * time.Second
+	churn       = time.Minute
 	changeEvery = 200 * time.Millisecond
 )
 
