@@ -18,6 +18,12 @@ const (
 	// DefaultPrefix is the domain that the annotations and the label live under
 	// unless a deployment chooses its own.
 	DefaultPrefix = "runtime-pools.datalayer.io"
+
+	// DefaultVolumeName is the name of the gateway volume in a Pod, and
+	// DefaultMountPath where its containers mount it, unless a deployment chooses
+	// its own.
+	DefaultVolumeName = "node-mount-gateway"
+	DefaultMountPath  = "/mnt/datalayer"
 )
 
 // Names are the keys that a deployment uses on its Pods.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,8 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -26,6 +23,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/agent/agenttest"
 	"github.com/datalayer/node-mounts/internal/kube/kubetest"
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
@@ -88,108 +86,26 @@ func put(t *testing.T, path, text string) {
 
 // agentProcess is the command as a process.
 type agentProcess struct {
+	*agenttest.Process
 	t    *testing.T
-	cmd  *exec.Cmd
 	port string
-	log  output
-	done chan struct{} // it has ended
-}
-
-// output is what a process has written so far, and who waits for it.
-type output struct {
-	mu      sync.Mutex
-	text    bytes.Buffer
-	changed chan struct{} // closed at the next write
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.changed != nil {
-		close(o.changed)
-		o.changed = nil
-	}
-	return o.text.Write(p)
-}
-
-func (o *output) now() (string, <-chan struct{}) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.changed == nil {
-		o.changed = make(chan struct{})
-	}
-	return o.text.String(), o.changed
 }
 
 // start starts the agent on the node.
 func start(t *testing.T, n *simnode.Node, config string) *agentProcess {
 	t.Helper()
-	a := &agentProcess{t: t, port: freePort(t), done: make(chan struct{})}
-	a.cmd = exec.Command("/proc/self/exe", "--node-id", "node-a", "--shared-root", n.Claim, "--root", n.Root, "--kubelet-dir", n.Kubelet,
-		"--namespace", "runtimes", "--health-port", a.port, "--kubeconfig", config, "--log-level", "debug", "--events", "false")
-	a.cmd.Env = append(os.Environ(), agentEnv+"=1")
-	a.cmd.Stderr = &a.log
-	a.run()
-	return a
-}
-
-// run starts the process and sees to its end.
-func (a *agentProcess) run() {
-	a.t.Helper()
-	t := a.t
-	if err := a.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		defer close(a.done)
-		_ = a.cmd.Wait() // its state is in cmd.ProcessState
-	}()
+	port := freePort(t)
+	cmd := exec.Command("/proc/self/exe", append(agenttest.Flags(n, "node-a", "runtimes", config),
+		"--health-port", port, "--log-level", "debug", "--events", "false")...)
+	cmd.Env = append(os.Environ(), agentEnv+"=1")
+	a := &agentProcess{Process: agenttest.StartProcess(t, cmd, patience), t: t, port: port}
 	t.Cleanup(func() {
-		_ = a.cmd.Process.Kill() // it has ended, in a test that passes
-		<-a.done
+		a.Kill()
 		if t.Failed() {
-			log, _ := a.log.now()
-			t.Logf("the agent's log:\n%s", log)
+			t.Logf("the agent's log:\n%s", a.Log())
 		}
 	})
-}
-
-// says waits until the log contains text.
-func (a *agentProcess) says(text string) {
-	a.t.Helper()
-	end := time.After(patience)
-	for {
-		log, changed := a.log.now()
-		if strings.Contains(log, text) {
-			return
-		}
-		select {
-		case <-changed:
-		case <-a.done:
-			a.t.Fatalf("the agent ended before it said %q", text)
-		case <-end:
-			a.t.Fatalf("the agent did not say %q", text)
-		}
-	}
-}
-
-// stop ends the agent as kubelet does and returns its exit status.
-func (a *agentProcess) stop() int {
-	a.t.Helper()
-	if err := a.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		a.t.Fatal(err)
-	}
-	a.ended()
-	return a.cmd.ProcessState.ExitCode()
-}
-
-func (a *agentProcess) ended() {
-	a.t.Helper()
-	select {
-	case <-a.done:
-	case <-time.After(patience):
-		a.t.Fatal("the agent does not end")
-	}
+	return a
 }
 
 func (a *agentProcess) get(path string) (int, string) {
@@ -335,18 +251,18 @@ func TestTheAgentServesAGrantAndLeavesItStandingWhenItStops(t *testing.T) {
 			t.Errorf("%s: %d %s", path, status, body)
 		}
 	}
-	if status := a.stop(); status != 0 {
+	if status := a.Stop(); status != 0 {
 		t.Errorf("the agent ended with status %d", status)
 	}
 	inside("meow")
-	if log, _ := a.log.now(); strings.Contains(log, "cannot be watched") || strings.Contains(log, `"level":"ERROR"`) {
+	if log := a.Log(); strings.Contains(log, "cannot be watched") || strings.Contains(log, `"level":"ERROR"`) {
 		t.Errorf("the agent complains:\n%s", log)
 	}
 
 	b := start(t, node, config)
 	annotate(t, client, nil, func(ready *string) bool { return ready == nil })
 	inside("")
-	if status := b.stop(); status != 0 {
+	if status := b.Stop(); status != 0 {
 		t.Errorf("the second agent ended with status %d", status)
 	}
 }
@@ -363,7 +279,7 @@ func TestOnANodeThatCannotMountTheAgentRunsAndIsNotReady(t *testing.T) {
 	}()
 	_, config := cluster(t)
 	a := start(t, node, config)
-	a.says("watching the node's pods")
+	a.Says("watching the node's pods")
 	if status, body := a.get("/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "make-rshared") {
 		t.Errorf("/readyz: %d %s", status, body)
 	}
@@ -373,7 +289,7 @@ func TestOnANodeThatCannotMountTheAgentRunsAndIsNotReady(t *testing.T) {
 	if status, body := a.get("/gateway"); status != http.StatusOK || !strings.Contains(body, "make-rshared") || !json.Valid([]byte(body)) {
 		t.Errorf("/gateway: %d %s", status, body)
 	}
-	if status := a.stop(); status != 0 {
+	if status := a.Stop(); status != 0 {
 		t.Errorf("the agent ended with status %d", status)
 	}
 }
@@ -389,7 +305,7 @@ func TestWithoutTheAPITheAgentRunsAndIsNotReady(t *testing.T) {
 		}
 	}()
 	a := start(t, node, kubeconfig(t, "http://127.0.0.1:"+freePort(t)))
-	a.says("cannot be watched")
+	a.Says("cannot be watched")
 	if status, body := a.get("/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "not been listed") {
 		t.Errorf("/readyz: %d %s", status, body)
 	}
@@ -397,7 +313,7 @@ func TestWithoutTheAPITheAgentRunsAndIsNotReady(t *testing.T) {
 		t.Errorf("/healthz: %d %s", status, body)
 	}
 	began := time.Now()
-	if status := a.stop(); status != 0 {
+	if status := a.Stop(); status != 0 {
 		t.Errorf("the agent ended with status %d", status)
 	}
 	if took := time.Since(began); took > 10*time.Second {

@@ -17,7 +17,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +28,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/procs"
 )
@@ -97,7 +97,7 @@ type Config struct {
 	Policy plan.Policy
 	// Root is the agent's own folder: trees and journal. Kubelet is kubelet's.
 	Root, Kubelet string
-	// BootID is the kernel's boot_id.
+	// BootID is this boot of the node's: what mounts end with.
 	BootID string
 	// Journal is opened in Root where it is nil.
 	Journal   Journal
@@ -159,9 +159,9 @@ type podState struct {
 	watched bool
 
 	// Guarded by Agent.mu:
-	reserved int  // mounts that this Pod counts for in the node's cap
-	passes   int  // begun and ended passes, to tell an outdated mount table
-	view     View // for /gateway
+	reserved int // mounts that this Pod counts for in the node's cap
+	passes   int // begun and ended passes, to tell an outdated mount table
+	view     nodeview.Pod
 }
 
 // New opens the agent's folders. ctx is the agent's lifetime. It fails only where
@@ -252,93 +252,4 @@ func (a *Agent) states() map[string]*podState {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return maps.Clone(a.known)
-}
-
-// View is what /gateway shows of a Pod.
-type View struct {
-	UID       string        `json:"uid"`
-	Namespace string        `json:"namespace,omitempty"`
-	Name      string        `json:"name,omitempty"`
-	Published bool          `json:"published"`
-	Mounts    []ViewedMount `json:"mounts"`
-	Held      []ViewedHeld  `json:"held,omitempty"`
-	Answer    *grant.Status `json:"answer,omitempty"`
-	Phase     string        `json:"phase,omitempty"`
-}
-
-// ViewedMount is one grant in a View.
-type ViewedMount struct {
-	Target string `json:"target"`
-	plan.Identity
-	State journal.State `json:"state"`
-	Flags string        `json:"flags,omitempty"`
-}
-
-// ViewedHeld is a mount that was taken away and is still held.
-type ViewedHeld struct {
-	Target string `json:"target"`
-	Why    string `json:"why"`
-}
-
-// Views are all Pods that have something on this node, by namespace and name.
-func (a *Agent) Views() []View {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	out := make([]View, 0, len(a.known))
-	for _, s := range a.known {
-		out = append(out, s.view)
-	}
-	slices.SortFunc(out, func(x, y View) int {
-		return slices.Compare([]string{x.Namespace, x.Name, x.UID}, []string{y.Namespace, y.Name, y.UID})
-	})
-	return out
-}
-
-// show refreshes what /gateway and the gauges say of the Pod. answer is nil
-// where none was given in this pass.
-func (a *Agent) show(s *podState, phase string, answer *grant.Status) {
-	v := View{
-		UID: s.j.UID, Namespace: s.j.Namespace, Name: s.j.Name, Phase: phase,
-		Published: s.j.Publication != nil && s.j.Publication.Record != nil,
-		Mounts:    []ViewedMount{}, Answer: answer,
-	}
-	for _, e := range s.j.Mounts {
-		m := ViewedMount{Target: e.Target, Identity: e.Identity, State: e.State}
-		if e.Record != nil {
-			m.Flags = e.Record.Flags.String()
-		}
-		v.Mounts = append(v.Mounts, m)
-	}
-	for _, h := range s.j.Held {
-		v.Held = append(v.Held, ViewedHeld{Target: h.Target, Why: h.Why})
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if answer == nil {
-		v.Answer = s.view.Answer
-	}
-	s.view = v
-	a.count()
-}
-
-// count sets the gauges. a.mu is held.
-func (a *Agent) count() {
-	pods, mounts, leaked := 0, 0, 0
-	for _, s := range a.known {
-		if s.view.Published || len(s.view.Mounts) > 0 {
-			pods++
-		}
-		for _, m := range s.view.Mounts {
-			switch m.State {
-			case journal.Mounted:
-				mounts++
-			case journal.Revoking:
-				leaked++
-			}
-		}
-		leaked += len(s.view.Held)
-	}
-	a.Metrics.SetPods(pods)
-	a.Metrics.SetMounts(mounts)
-	a.Metrics.SetLeaked(leaked)
 }

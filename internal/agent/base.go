@@ -267,7 +267,12 @@ func (a *Agent) published(s *podState, dir *beneath.Dir) (bool, error) {
 	}
 	defer volume.Close()
 	place, err := a.Table.At(volume)
-	return err == nil && (a.isPublication(s, place) || place.MountRoot && slices.Contains(s.j.Stale, place.Dev)), err
+	return err == nil && a.isOurs(s, place), err
+}
+
+// isOurs recognises what this or an earlier agent put on the volume.
+func (a *Agent) isOurs(s *podState, at mnt.Place) bool {
+	return a.isPublication(s, at) || at.MountRoot && slices.Contains(s.j.Stale, at.Dev)
 }
 
 // takeCopies takes grants off the publication that the tree has no longer:
@@ -276,24 +281,24 @@ func (a *Agent) published(s *podState, dir *beneath.Dir) (bool, error) {
 // no grant by its flags, and what still has a mount beneath it, is left alone. It
 // tells whether any were taken.
 func (a *Agent) takeCopies(ctx context.Context, s *podState) bool {
-	table, err := a.Table.List()
-	if err != nil {
-		return false
-	}
-	at := a.volumePath(s.j.UID)
-	pub, ok := mnt.Covering(table, at)
-	if !ok || pub.Point != at || pub.Source != mnt.TreeSource {
-		return false
-	}
 	volume, err := a.openVolume(ctx, s.j.UID)
 	if err != nil {
 		return false
 	}
 	defer volume.Close()
-	taken := false
-	for _, m := range table {
+	place, err := a.Table.At(volume)
+	if err != nil || !a.isOurs(s, place) {
+		return false
+	}
+	mounts, err := a.Table.Children(volume)
+	if err != nil {
+		a.Log.Warn("looking for copies on the publication", "pod", s.j.Ref(), "error", err)
+		return false
+	}
+	at, taken := a.volumePath(s.j.UID), false
+	for _, m := range mounts {
 		target := path.Base(m.Point)
-		if m.Parent != pub.ID || path.Dir(m.Point) != at || m.Flags&grantFlags != grantFlags || s.j.Find(target) != nil {
+		if path.Dir(m.Point) != at || m.Flags&grantFlags != grantFlags || s.j.Find(target) != nil {
 			continue
 		}
 		err := mnt.UntilFree(ctx, func() error { return a.Table.Unmount(volume, target, false) })

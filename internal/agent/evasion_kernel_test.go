@@ -30,6 +30,18 @@ func TestWhatATenantKeepsOutOfSightIsHeldUntilItLetsGo(t *testing.T) {
 	}
 }
 
+// A cgroup is inherited: no fork leads out of it, and no namespace.
+func TestAForkedChildHoldsAGrantAfterItsParentHasEnded(t *testing.T) {
+	t.Parallel()
+	for _, what := range []string{forkOnce, forkApart} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			n, p := granted(t)
+			mustHold(t, n, p, forking(t, n, p, what))
+		})
+	}
+}
+
 // The kernel knew that it was in use and nobody could be seen to use it: no look
 // can take that back while the Pod's processes run.
 func TestWhatTheKernelCallsBusyForNobodyToBeSeenIsHeldUntilThePodsProcessesHaveEnded(t *testing.T) {

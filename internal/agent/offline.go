@@ -14,6 +14,7 @@ import (
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/plan"
 )
 
@@ -130,9 +131,9 @@ func (o *Offline) Pods() []plan.Ref {
 type Recovery struct {
 	Pod plan.Ref
 	// Taken are the mounts that were taken down.
-	Taken []ViewedMount
+	Taken []nodeview.Mount
 	// Held are mounts that were taken down while a process may still have them.
-	Held []ViewedHeld
+	Held []nodeview.Held
 	// Left are the places where something still stands, and keeps kubelet from
 	// removing the volume.
 	Left []string
@@ -165,11 +166,11 @@ func (o *Offline) Recover(ctx context.Context, uid string, force bool) (Recovery
 	_, err := a.Reconcile(ctx, uid)
 	for _, e := range before {
 		if s.j.Find(e.Target) == nil {
-			rec.Taken = append(rec.Taken, ViewedMount{Target: e.Target, Identity: e.Identity, State: e.State})
+			rec.Taken = append(rec.Taken, viewed(e))
 		}
 	}
 	for _, h := range s.j.Held {
-		rec.Held = append(rec.Held, ViewedHeld{Target: h.Target, Why: h.Why})
+		rec.Held = append(rec.Held, nodeview.Held{Target: h.Target, Why: h.Why})
 	}
 	var lerr error
 	rec.Left, lerr = o.left(uid)

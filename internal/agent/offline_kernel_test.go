@@ -17,6 +17,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/journal"
+	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/procs"
 	"github.com/datalayer/node-mounts/internal/simnode"
@@ -67,7 +68,7 @@ func stuck(t testing.TB, n *agenttest.Node) *agenttest.Pod {
 	return p
 }
 
-func targets(ms []agent.ViewedMount) (out []string) {
+func targets(ms []nodeview.Mount) (out []string) {
 	for _, m := range ms {
 		out = append(out, m.Target)
 	}

@@ -14,7 +14,7 @@ import (
 const (
 	DefaultMaxPerPod  = 32
 	DefaultMaxPerNode = 512
-	DefaultVolumeName = "node-mount-gateway"
+	DefaultVolumeName = grant.DefaultVolumeName
 	// DefaultBound is how long the claim may take to answer.
 	DefaultBound = 5 * time.Second
 )

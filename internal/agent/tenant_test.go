@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,8 @@ const (
 	keepNamespace       = "namespace"      // a namespace with a copy, of which only a descriptor is left
 	keepRoot            = "root"           // the root folder of a namespace that has ended, with a copy in it
 	stack               = "stack"          // a namespace with thousands of copies
+	forkOnce            = "fork"           // a child with an open file, whose parent ends
+	forkApart           = "fork-apart"     // the same, in user and pid namespaces of its own
 )
 
 // What the tenant's helpers do, in user and mount namespaces of their own.
@@ -38,6 +41,7 @@ const (
 	helpWithin = "help-within" // the same, and then be in namespaces beneath those
 	helpStack  = "help-stack"  // bind the folder on /tmp many times
 	helpStay   = "help-stay"
+	helpFork   = "help-fork" // keep a file of the folder open
 )
 
 // stacked is more than is looked at of one namespace.
@@ -47,6 +51,10 @@ func runTenant(args []string) error {
 	switch what, dir := args[0], args[1]; what {
 	case helpBind, helpStack, helpWithin, helpStay:
 		return help(what, dir)
+	case forkOnce, forkApart:
+		return fork(what, args[1:])
+	case helpFork:
+		return forked(dir, args[2], args[3])
 	default:
 		after, err := misbehave(what, dir)
 		if err != nil {
@@ -223,6 +231,38 @@ func help(what, dir string) error {
 	return err
 }
 
+// fork starts a child, and ends before it.
+func fork(what string, args []string) error {
+	cmd := exec.Command("/proc/self/exe", append([]string{tenantArg, helpFork}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if what == forkApart {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+	}
+	return cmd.Start()
+}
+
+// forked keeps the folder's file open until it may go, and says then by the second
+// FIFO whether it still could read it.
+func forked(dir, ready, leave string) error {
+	fd, err := unix.Open(filepath.Join(dir, "f"), unix.O_RDONLY, 0)
+	if err := os.WriteFile(ready, fmt.Append(nil, errText(err)), 0o600); err != nil { // waits for its reader
+		return err
+	}
+	if _, err := os.ReadFile(leave); err != nil { // waits for its writer
+		return err
+	}
+	return os.WriteFile(ready, fmt.Append(nil, errText(reads(fd, err))), 0o600)
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
 // tenant is a program that runs in a container, as its user.
 type tenant struct {
 	t     *testing.T
@@ -230,8 +270,67 @@ type tenant struct {
 	ended chan error
 }
 
-// misbehaving starts a tenant that does something to keep u1. Its FIFOs are in u2.
-func misbehaving(t *testing.T, n *agenttest.Node, p *agenttest.Pod, what string) *tenant {
+// forking has a tenant fork a child that keeps u1, and returns once the parent has
+// ended. letGo has the child read what it kept, and end.
+func forking(t *testing.T, n *agenttest.Node, p *agenttest.Pod, what string) (letGo func()) {
+	t.Helper()
+	dir := installTenant(t, n)
+	says := func() string {
+		t.Helper()
+		said := make(chan string, 1)
+		go func() {
+			text, err := os.ReadFile(filepath.Join(dir, "ready"))
+			said <- string(text) + errText(err)
+		}()
+		select {
+		case text := <-said:
+			return text
+		case <-time.After(patience):
+			t.Fatal("the child says nothing")
+			return ""
+		}
+	}
+	user := p.Ctr.AsUser(userID, groupID)
+	_, err := user.ReadDir("/")
+	must(t, err)
+	before := processes(t, n, p)
+	exit, out, err := user.Exec(in+"u2/program", tenantArg, what, in+"u1", in+"u2/ready", in+"u2/go")
+	if err != nil || exit != 0 {
+		t.Fatalf("the parent ended with %d, %v: %s", exit, err, out)
+	}
+	if text := says(); text != "" {
+		t.Fatalf("the child: %s", text)
+	}
+	return func() {
+		t.Helper()
+		must(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o600))
+		if text := says(); text != "" {
+			t.Errorf("the child could not read any more, this held nothing: %s", text)
+		}
+		end := time.After(patience)
+		for processes(t, n, p) != before { // its program lies in u2
+			select {
+			case <-time.After(time.Millisecond):
+			case <-end:
+				t.Fatal("the child does not end")
+			}
+		}
+	}
+}
+
+// patience is how long a test waits for what takes milliseconds.
+const patience = 30 * time.Second
+
+func processes(t *testing.T, n *agenttest.Node, p *agenttest.Pod) int {
+	t.Helper()
+	ps, err := n.Processes.Of(p.UID)
+	must(t, err)
+	return len(ps)
+}
+
+// installTenant puts the tenant's program and its FIFOs into u2, and returns that
+// folder of the claim.
+func installTenant(t *testing.T, n *agenttest.Node) string {
 	t.Helper()
 	dir := filepath.Join(n.Claim, "h/u2")
 	must(t, os.Chmod(dir, 0o777))
@@ -242,8 +341,15 @@ func misbehaving(t *testing.T, n *agenttest.Node, p *agenttest.Pod, what string)
 		must(t, unix.Mkfifo(filepath.Join(dir, name), 0o666))
 		must(t, os.Chmod(filepath.Join(dir, name), 0o666))
 	}
+	return dir
+}
+
+// misbehaving starts a tenant that does something to keep u1. Its FIFOs are in u2.
+func misbehaving(t *testing.T, n *agenttest.Node, p *agenttest.Pod, what string) *tenant {
+	t.Helper()
+	dir := installTenant(t, n)
 	user := p.Ctr.AsUser(userID, groupID)
-	_, err = user.ReadDir("/")
+	_, err := user.ReadDir("/")
 	must(t, err)
 	tn := &tenant{t: t, dir: dir, ended: make(chan error, 1)}
 	go func() {

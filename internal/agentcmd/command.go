@@ -23,6 +23,10 @@ const (
 	exitOK    = 0
 	exitError = 1
 	exitUsage = 2
+	// exitChecks: something that was looked at is not as it must be.
+	exitChecks = 3
+	// exitTimeout: no answer in time.
+	exitTimeout = 4
 )
 
 // refusal is an error with what to do about it and the exit status it ends in.
@@ -67,21 +71,17 @@ func newCommand(version string, env func(string) (string, bool), euid func() int
 mounts folders of the shared claim into their gateway volumes, and answers in
 the ready annotation. It runs as root, one on each node. Stopping it leaves
 every mount standing.`,
-		Version:       version,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usage(fmt.Errorf("unexpected argument %.80q", args[0]), "every setting is a flag: see %s --help", cmd.Name())
-			}
-			return nil
-		},
+		Version:           version,
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		Args:              noArguments,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usage(err, "see %s --help", cmd.Name())
+		return usage(err, "see %s --help", cmd.CommandPath())
 	})
 	addFlags(cmd, Options())
+	cmd.AddCommand(newGateway(env), newProbe(env))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		s, err := resolve(lookUp(cmd), env)
 		if err != nil {

@@ -5,11 +5,20 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/datalayer/node-mounts/internal/procs"
 )
 
-// bootID names this boot of the kernel. Mounts end with a boot, so a record of
-// another one describes nothing that stands.
-func bootID(proc string) (string, error) {
+// BootID names this boot of the node, in "boot_id+ticks". Mounts end with a boot,
+// so a record of another one describes nothing that stands.
+//
+// The kernel's boot_id alone does not tell. A node may be a container (kind, k3d,
+// minikube on Docker): it is started again on a kernel that runs on, and every mount
+// it had is gone. Its first process is another one then, and field 22 of
+// proc_pid_stat(5) says when that started, in clock ticks after the kernel. proc is
+// therefore the node's own (hostPID). An init that executes itself anew keeps its
+// start.
+func BootID(proc string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(proc, "sys/kernel/random/boot_id"))
 	if err != nil {
 		return "", fmt.Errorf("read the boot id: %w", err)
@@ -18,7 +27,11 @@ func bootID(proc string) (string, error) {
 	if id == "" {
 		return "", fmt.Errorf("read the boot id: %s is empty", filepath.Join(proc, "sys/kernel/random/boot_id"))
 	}
-	return id, nil
+	start, err := procs.New(proc).Started(1)
+	if err != nil {
+		return "", fmt.Errorf("read when the node's first process started: %w", err)
+	}
+	return fmt.Sprintf("%s+%d", id, start), nil
 }
 
 // selinux tells whether the node's kernel enforces or logs by SELinux. It asks

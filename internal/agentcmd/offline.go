@@ -40,7 +40,7 @@ func OpenOffline(ctx context.Context, cmd *cobra.Command, log *slog.Logger) (*ag
 	if id := os.Geteuid(); id != 0 {
 		return nil, refuse(fmt.Errorf("running as uid %d: only root can unmount", id), "run it as root, on the Pod's node")
 	}
-	boot, err := bootID(procDir)
+	boot, err := BootID(procDir)
 	if err != nil {
 		return nil, refuse(err, "mount /proc")
 	}

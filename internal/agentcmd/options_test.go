@@ -222,7 +222,7 @@ func TestTheHelpNamesEveryFlagVariableAndDefault(t *testing.T) {
 			}
 		}
 	}
-	if strings.Count(stdout, "--") != 2 { // --help and --version
+	if strings.Count(stdout, "--") != 3 { // --help, --version, and the help of commands
 		t.Errorf("the help has more flags than the table: %s", stdout)
 	}
 	if status, stdout, _ := execute(1000, nil, "--version"); status != 0 || !strings.Contains(stdout, "v1.2.3") {
@@ -258,21 +258,6 @@ func TestSELinuxIsRecognisedFromProc(t *testing.T) {
 	}
 	if _, err := selinux(t.TempDir()); err == nil {
 		t.Error("a /proc without filesystems passes for one without SELinux")
-	}
-}
-
-func TestTheBootHasAnID(t *testing.T) {
-	proc := t.TempDir()
-	if _, err := bootID(proc); err == nil {
-		t.Error("no file, no error")
-	}
-	write(t, proc, map[string]string{"sys/kernel/random/boot_id": "5f6c\n"})
-	if id, err := bootID(proc); err != nil || id != "5f6c" {
-		t.Errorf("bootID = %q, %v", id, err)
-	}
-	write(t, proc, map[string]string{"sys/kernel/random/boot_id": "\n"})
-	if _, err := bootID(proc); err == nil {
-		t.Error("an empty id passes")
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -44,6 +45,9 @@ type node struct {
 	budget     *deadline.Budget
 	began      time.Time
 	started    atomic.Bool // the agent knows what stands on the node
+	look       sync.Mutex  // one look at the node at a time
+	serves     []grant.Kind
+	secrets    bool // Secrets that grants name are read
 }
 
 // run assembles the agent and runs it until ctx ends, which is no error. Every
@@ -64,7 +68,7 @@ func run(ctx context.Context, version string, s settings, log *slog.Logger, edit
 	if err != nil {
 		return err
 	}
-	boot, bootErr := bootID(procDir)
+	boot, bootErr := BootID(procDir)
 	pol, polErr := policy(s)
 	if err := errors.Join(bootErr, polErr); err != nil {
 		return refuse(err, "mount /proc in the agent's container")
@@ -100,7 +104,10 @@ func run(ctx context.Context, version string, s settings, log *slog.Logger, edit
 		return refuse(fmt.Errorf("open the agent's own folder: %w", err), "check --root: a host path that root may write to")
 	}
 	defer gateway.Close()
-	n := &node{settings: s, version: version, log: log, controller: controller, gateway: gateway, budget: budget, began: time.Now()}
+	n := &node{
+		settings: s, version: version, log: log, controller: controller, gateway: gateway, budget: budget, began: time.Now(),
+		serves: served(cfg.Policy), secrets: cfg.Policy.Credentials,
+	}
 	if err := n.listen(ctx, group, recorder); err != nil {
 		return err
 	}
@@ -155,7 +162,7 @@ func (n *node) listen(ctx context.Context, group *errgroup.Group, r *obs.Recorde
 		return refuse(fmt.Errorf("serve health and metrics: %w", err), "another process has the port: set --health-port, or 0 for none")
 	}
 	server := obs.NewServer(addr, obs.Handler(obs.Deps{
-		Alive: n.alive, Ready: n.ready, Gateway: n.view, Registry: r.Gatherer(),
+		Alive: n.alive, Ready: n.ready, Gateway: func() any { return n.view(ctx) }, Registry: r.Gatherer(),
 	}))
 	server.ErrorLog = slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)
 	group.Go(func() error {
@@ -199,28 +206,4 @@ func (n *node) ready() error {
 		return errors.New("the pods of this node have not been listed yet: check the agent's network, service account and RBAC")
 	}
 	return nil
-}
-
-// view is what /gateway shows.
-type view struct {
-	Node      string `json:"node"`
-	Namespace string `json:"namespace,omitempty"`
-	Version   string `json:"version"`
-	Ready     bool   `json:"ready"`
-	Reason    string `json:"reason,omitempty"` // why it is not
-	MountPath string `json:"mount_path"`
-	// LostThreads wait in calls to storage that does not answer.
-	LostThreads int          `json:"lost_threads"`
-	Pods        []agent.View `json:"pods"`
-}
-
-func (n *node) view() any {
-	v := view{
-		Node: n.settings.node, Namespace: n.settings.namespace, Version: n.version, MountPath: n.settings.mount,
-		Ready: true, LostThreads: n.budget.Lost(), Pods: n.gateway.Views(),
-	}
-	if err := n.ready(); err != nil {
-		v.Ready, v.Reason = false, err.Error()
-	}
-	return v
 }

@@ -3,7 +3,7 @@
 // A pass over a Pod writes what it is about to do before it does it, so that a
 // SIGKILL at any point leaves nothing unknown: whatever may stand in the mount
 // table is named here. There is no fsync: mounts do not survive a reboot
-// either, and the boot id in the record tells that one has happened.
+// either, and the boot in the record tells that one has happened.
 package journal
 
 import (
@@ -27,8 +27,9 @@ const Version = 1
 
 // Pod is the record of one Pod.
 type Pod struct {
-	Version int    `json:"version"`
-	BootID  string `json:"boot_id"`
+	Version int `json:"version"`
+	// BootID is the boot of the node that the record is of.
+	BootID string `json:"boot_id"`
 
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace,omitempty"`

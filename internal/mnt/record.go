@@ -39,8 +39,8 @@ func place(fd int) (Place, unix.Statx_t, error) {
 		p.ID = stx.Mnt_id
 		// The superblock's number is what mountinfo shows too; filesystems with
 		// a number per subvolume (btrfs) show another one in statx.
-		if sb, root, err := statmount(p.ID); err == nil {
-			p.Dev, p.Root = sb, root
+		if st, err := statmount(p.ID); err == nil {
+			p.Dev, p.Root = st.Dev, st.Root
 		}
 	}
 	return p, stx, nil
@@ -77,12 +77,24 @@ func statx(fd int) (stx unix.Statx_t, unique bool, err error) {
 // statmount(2), which x/sys knows by number only. The layout is struct
 // statmount of include/uapi/linux/mount.h.
 const (
-	statmountSBBasic = 0x1
-	statmountMntRoot = 0x8
+	statmountSBBasic  = 0x1
+	statmountMntBasic = 0x2
+	statmountMntRoot  = 0x8
+	statmountMntPoint = 0x10
+	// What is asked for: the kernel answers what it can and says in the mask what
+	// that was.
+	statmountAll = statmountSBBasic | statmountMntBasic | statmountMntRoot | statmountMntPoint
 
 	statmountOffMask     = 8
 	statmountOffDevMajor = 16
+	statmountOffParent   = 48 // unique
+	statmountOffID       = 56 // mountinfo's
+	statmountOffParentID = 60 // mountinfo's
+	statmountOffAttr     = 64
+	statmountOffPeer     = 80
+	statmountOffMaster   = 88
 	statmountOffMntRoot  = 104
+	statmountOffMntPoint = 108
 	statmountOffStrings  = 512
 
 	mntIDReqSize = 24
@@ -90,11 +102,18 @@ const (
 
 var errStatmountShape = errors.New("unexpected answer")
 
-func statmount(id uint64) (Dev, string, error) {
+// mounted is a Mount without FSType and Source. Its Point is "" where the mount is
+// not beneath this process's root.
+type mounted struct {
+	Mount
+	parent uint64 // the parent's unique id
+}
+
+func statmount(id uint64) (mounted, error) {
 	req := struct {
 		size, spare uint32
 		id, param   uint64
-	}{size: mntIDReqSize, id: id, param: statmountSBBasic | statmountMntRoot}
+	}{size: mntIDReqSize, id: id, param: statmountAll}
 	for size := 4096; ; size *= 4 {
 		buf := make([]byte, size)
 		_, _, e := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)), 0, 0, 0)
@@ -102,27 +121,46 @@ func statmount(id uint64) (Dev, string, error) {
 		case e == unix.EOVERFLOW && size < 1<<20:
 			continue
 		case e != 0:
-			return Dev{}, "", e
+			return mounted{}, e
 		}
 		return parseStatmount(buf)
 	}
 }
 
-func parseStatmount(buf []byte) (Dev, string, error) {
+func parseStatmount(buf []byte) (mounted, error) {
 	ne := binary.NativeEndian
-	// The kernel answers what it can and says in the mask what that was.
-	const want = statmountSBBasic | statmountMntRoot
-	if ne.Uint64(buf[statmountOffMask:])&want != want {
-		return Dev{}, "", errStatmountShape
+	if mask := ne.Uint64(buf[statmountOffMask:]); mask&(statmountAll&^statmountMntPoint) != statmountAll&^statmountMntPoint {
+		return mounted{}, errStatmountShape
 	}
-	dev := Dev{Major: ne.Uint32(buf[statmountOffDevMajor:]), Minor: ne.Uint32(buf[statmountOffDevMajor+4:])}
-	off := statmountOffStrings + int(ne.Uint32(buf[statmountOffMntRoot:]))
+	m := mounted{parent: ne.Uint64(buf[statmountOffParent:])}
+	m.ID, m.Parent = int(ne.Uint32(buf[statmountOffID:])), int(ne.Uint32(buf[statmountOffParentID:]))
+	m.Dev = Dev{Major: ne.Uint32(buf[statmountOffDevMajor:]), Minor: ne.Uint32(buf[statmountOffDevMajor+4:])}
+	m.Peer, m.Master = int(ne.Uint64(buf[statmountOffPeer:])), int(ne.Uint64(buf[statmountOffMaster:]))
+	attr := ne.Uint64(buf[statmountOffAttr:])
+	for _, f := range flagTable {
+		if attr&f.attr != 0 {
+			m.Flags |= f.flag
+		}
+	}
+	var err error
+	if m.Root, err = statmountString(buf, statmountOffMntRoot); err != nil {
+		return mounted{}, err
+	}
+	if ne.Uint64(buf[statmountOffMask:])&statmountMntPoint != 0 {
+		m.Point, err = statmountString(buf, statmountOffMntPoint)
+	}
+	return m, err
+}
+
+// statmountString reads the text whose offset in the strings stands at field.
+func statmountString(buf []byte, field int) (string, error) {
+	off := statmountOffStrings + int(binary.NativeEndian.Uint32(buf[field:]))
 	if off < 0 || off >= len(buf) {
-		return Dev{}, "", errStatmountShape
+		return "", errStatmountShape
 	}
-	root, _, ok := strings.Cut(string(buf[off:]), "\x00")
+	text, _, ok := strings.Cut(string(buf[off:]), "\x00")
 	if !ok {
-		return Dev{}, "", errStatmountShape
+		return "", errStatmountShape
 	}
-	return dev, root, nil
+	return text, nil
 }

@@ -71,7 +71,7 @@ func TestARecordOfNothingMatchesNoMount(t *testing.T) {
 	if rec.Root != "" || rec.Matches(Mount{Root: "/", Flags: NoSUID}) {
 		t.Errorf("%+v", rec)
 	}
-	if _, _, err := statmount(1); err == nil {
+	if _, err := statmount(1); err == nil {
 		t.Error("statmount knows a mount that cannot exist")
 	}
 }
@@ -86,21 +86,29 @@ func TestAnAnswerOfStatmountThatMakesNoSenseIsAnError(t *testing.T) {
 		copy(buf[min(statmountOffStrings+int(offset), len(buf)):], text)
 		return buf
 	}
-	const both = statmountSBBasic | statmountMntRoot
-	dev, root, err := parseStatmount(answer(both, 7, "/home\x00rest"))
-	if err != nil || root != "/home" || dev != (Dev{8, 1}) {
-		t.Errorf("%v %q %v", dev, root, err)
+	const both = statmountAll &^ statmountMntPoint
+	m, err := parseStatmount(answer(both, 7, "/home\x00rest"))
+	if err != nil || m.Root != "/home" || m.Dev != (Dev{8, 1}) || m.Point != "" {
+		t.Errorf("%+v %v", m, err)
 	}
+	point := answer(statmountAll, 0, "/home\x00/at\x00")
+	binary.NativeEndian.PutUint32(point[statmountOffMntPoint:], 6)
+	if m, err := parseStatmount(point); err != nil || m.Root != "/home" || m.Point != "/at" {
+		t.Errorf("%+v %v", m, err)
+	}
+	binary.NativeEndian.PutUint32(point[statmountOffMntPoint:], 512)
 	for name, buf := range map[string][]byte{
-		"no root":                answer(statmountSBBasic, 0, "/home\x00"),
-		"no device":              answer(statmountMntRoot, 0, "/home\x00"),
+		"no root":                answer(both&^statmountMntRoot, 0, "/home\x00"),
+		"no device":              answer(both&^statmountSBBasic, 0, "/home\x00"),
+		"no ids":                 answer(both&^statmountMntBasic, 0, "/home\x00"),
+		"a point outside":        point,
 		"an offset outside":      answer(both, 512, ""),
 		"an offset far outside":  answer(both, 1<<31, ""),
 		"a root without an end":  answer(both, 0, strings.Repeat("x", 1024)),
 		"an offset of minus one": answer(both, 1<<32-1, ""),
 	} {
-		if dev, root, err := parseStatmount(buf); !errors.Is(err, errStatmountShape) {
-			t.Errorf("%s: %v %q %v", name, dev, root, err)
+		if m, err := parseStatmount(buf); !errors.Is(err, errStatmountShape) {
+			t.Errorf("%s: %+v %v", name, m, err)
 		}
 	}
 }

@@ -193,6 +193,11 @@ type Table interface {
 	// one of dir and dropping it. Errors: ErrUnsupported, EPERM.
 	Probe(dir *beneath.Dir) error
 
+	// Children are the mounts that stand on the mount which dir lies on, and not
+	// those on them; FSType and Source are "". Before Linux 6.8 it reads the whole
+	// table.
+	Children(dir *beneath.Dir) ([]Mount, error)
+
 	// List reads the whole mount table, 5–10 µs a mount: for the start and for
 	// the slow sweep, never for one grant.
 	List() ([]Mount, error)

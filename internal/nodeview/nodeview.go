@@ -52,6 +52,22 @@ type Facts struct {
 	Claim        Claim `json:"claim"`
 }
 
+// Sights.
+const (
+	SightNode = "node"
+	SightSelf = "self"
+)
+
+// Probe is what `node-mounts-agent probe` prints: the facts of a node without an
+// agent, and what keeps it from serving. No faults: it can.
+type Probe struct {
+	Facts
+	// Sight is whose mount table the host paths were looked up in: SightNode, or
+	// SightSelf where the node's first process could not be looked at.
+	Sight  string   `json:"sight"`
+	Faults []string `json:"faults"`
+}
+
 // Backing is what keeps a filesystem answering.
 type Backing string
 

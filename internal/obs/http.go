@@ -14,8 +14,8 @@ import (
 )
 
 // Deps are what the endpoints answer from. Alive, Ready, Gateway and Mounts are
-// called for each request, at the same time as each other: they return at once
-// and touch no user storage.
+// called for each request, at the same time as each other. All but Gateway return
+// at once and touch no user storage; Gateway asks the claim, with a bound.
 type Deps struct {
 	// Alive is nil while the agent's loops go round.
 	Alive func() error

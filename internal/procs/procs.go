@@ -153,6 +153,21 @@ func (f *Finder) Has(podUID string) (bool, error) {
 	return false, err
 }
 
+// Started says when a process started, in clock ticks after boot, whosever it is.
+// Errors: ErrGone.
+func (f *Finder) Started(pid int) (uint64, error) {
+	d, err := f.open(pid)
+	if err != nil {
+		return 0, err
+	}
+	defer d.close()
+	st, err := d.stat("")
+	if isGone(err) {
+		err = ErrGone
+	}
+	return st.start, err
+}
+
 func sortByStart(ps []Process) {
 	slices.SortFunc(ps, func(a, b Process) int {
 		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.PID, b.PID))

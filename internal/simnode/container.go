@@ -104,13 +104,14 @@ func (c *core) start(userNS bool) error {
 		return err
 	}
 	c.pid, c.first = pid, newClient(ours)
+	c.pidNS, err = pidNamespace(pid)
 	c.node.add(c)
 	go func() {
 		// An error says that the host has ended, and with it the container.
 		_, _ = c.node.host.call(request{Op: opWait, Handle: pid})
 		close(c.done)
 	}()
-	if c.pidNS, err = pidNamespace(pid); err != nil {
+	if err != nil {
 		return errors.Join(err, c.stop())
 	}
 	return nil

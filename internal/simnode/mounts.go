@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -102,78 +101,4 @@ func detach(dir string, stuck []string) error {
 		return fmt.Errorf("%w; detaching them: %w", err, e)
 	}
 	return err
-}
-
-// cgroupFile is what the processes of the container have for a cgroup.
-func (c *core) cgroupFile() string { return filepath.Join(c.node.Dir, "run", c.id+".cgroup") }
-
-// describe writes the cgroup line that the container's processes would have on a
-// node with containerd and the systemd driver. It is written once, before any of
-// them shows it: a reader never finds half of it.
-func (c *core) describe() error {
-	line := fmt.Sprintf("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod%s.slice/cri-containerd-%s.scope\n",
-		strings.ReplaceAll(c.pod, "-", "_"), c.id)
-	return os.WriteFile(c.cgroupFile(), []byte(line), 0o444)
-}
-
-// mark shows that line for a process, in the agent's view alone: the file is
-// bound over /proc/<pid>/cgroup in the agent's own namespace. The machine's
-// cgroups are not touched, and the mount goes with the process, because its
-// directory in /proc does.
-func (c *core) mark(pid int) error {
-	on := fmt.Sprintf("/proc/%d/cgroup", pid)
-	return mountAll([]mountStep{
-		{from: c.cgroupFile(), on: on, flags: unix.MS_BIND},
-		{on: on, flags: unix.MS_PRIVATE},
-	})
-}
-
-// markInner marks the process that the container names by the pid inner, and
-// answers the agent's name for it.
-func (c *core) markInner(inner int) (int, error) {
-	pid, err := c.outerPID(inner)
-	if err != nil {
-		return 0, err
-	}
-	return pid, c.mark(pid)
-}
-
-// outerPID looks for the process of the container's pid namespace that has the
-// pid inner there.
-func (c *core) outerPID(inner int) (int, error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return 0, err
-	}
-	for _, e := range entries {
-		var pid int
-		if _, err := fmt.Sscanf(e.Name(), "%d", &pid); err != nil {
-			continue
-		}
-		// A process that ends while we look is not the one, which waits for us.
-		if ns, err := pidNamespace(pid); err != nil || ns != c.pidNS {
-			continue
-		}
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err == nil && innermost(string(status)) == fmt.Sprint(inner) {
-			return pid, nil
-		}
-	}
-	return 0, fmt.Errorf("process %d of the container: %w", inner, ErrEnded)
-}
-
-// innermost is the last number of the NSpid line: the pid that a process has in
-// its own pid namespace.
-func innermost(status string) string {
-	for line := range strings.Lines(status) {
-		if pids, ok := strings.CutPrefix(line, "NSpid:"); ok {
-			fields := strings.Fields(pids)
-			return fields[len(fields)-1]
-		}
-	}
-	return ""
-}
-
-func pidNamespace(pid int) (string, error) {
-	return os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
 }

@@ -1,9 +1,11 @@
 package system_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -44,11 +46,11 @@ func apiServerAway(t *testing.T, c *cluster) {
 	}
 	c.server.Leave(t)
 	throughout(t, outage/2, untouched)
-	n.agent.kill()
+	n.agent.Kill()
 	// A Pod's end that the agent cannot ask about: it must not be believed.
 	must(t, gone.ctr.Stop())
 	gone.startUnreported()
-	n.startAgent(agentOptions{}).says("cannot be watched")
+	n.startAgent(agentOptions{}).Says("cannot be watched")
 	throughout(t, outage/2, untouched)
 
 	c.server.Return(t)
@@ -82,7 +84,7 @@ func staleList(t *testing.T, c *cluster) {
 	list, err := c.admin.CoreV1().Pods(n.namespace).List(t.Context(), metav1.ListOptions{})
 	must(t, err)
 	x.cutOff(list.ResourceVersion)
-	a.says("cannot be watched")
+	a.Says("cannot be watched")
 	x.comeBack()
 	// The agent has seen that its Pod is not in the list, and asks.
 	eventually(t, "the agent to ask whether the Pod is gone", func() string {
@@ -134,9 +136,14 @@ func newProxy(t *testing.T, to *rest.Config) *proxy {
 		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	x := &proxy{forward: forward}
-	x.Server = httptest.NewServer(x)
+	x.Server = httptest.NewUnstartedServer(x)
+	// Close waits for every request, and an agent that runs watches anew while the
+	// watches are being ended: for up to ten minutes. These end with ctx, old or new.
+	ctx, end := context.WithCancel(context.Background())
+	x.Config.BaseContext = func(net.Listener) context.Context { return ctx }
+	x.Start()
 	t.Cleanup(func() {
-		x.CloseClientConnections() // ends the watches
+		end()
 		x.Close()
 	})
 	return x

@@ -105,12 +105,12 @@ func (l *life) liveUntilDeath() bool {
 	l.p.terminate(60)
 	must(l.t, l.p.ctr.Stop())
 	eventually(l.t, "the agent to die or the release to end", func() string {
-		if l.a.alive() && l.p.known() {
+		if l.a.Alive() && l.p.known() {
 			return "neither"
 		}
 		return ""
 	})
-	if l.a.alive() {
+	if l.a.Alive() {
 		l.p.tornDown()
 		l.p.remove()
 		return false
@@ -124,7 +124,7 @@ func (l *life) diedInStage(set []grant.Mount) bool {
 	defer cancel()
 	go func() {
 		select {
-		case <-l.a.done:
+		case <-l.a.Done:
 			cancel()
 		case <-ctx.Done():
 		}
@@ -134,16 +134,16 @@ func (l *life) diedInStage(set []grant.Mount) bool {
 	switch {
 	case err == nil:
 		l.p.mustBeReady(st, set)
-	case l.a.alive():
+	case l.a.Alive():
 		l.t.Fatalf("the agent lives and does not answer: %v", err)
 	}
-	return !l.a.alive() && l.mustBeKilled()
+	return !l.a.Alive() && l.mustBeKilled()
 }
 
 func (l *life) mustBeKilled() bool {
 	l.t.Helper()
-	if !l.a.killed() {
-		l.t.Fatalf("the agent ended by itself: %v", l.a.state)
+	if !l.a.Killed() {
+		l.t.Fatalf("the agent ended by itself: %v", l.a.State)
 	}
 	return true
 }

@@ -50,7 +50,7 @@ func killedWhileHeld(t *testing.T, c *cluster) {
 							reached.Add(1)
 						}
 						// One that has not come there would die later, at no point of a revocation.
-						h.n.agent.kill()
+						h.n.agent.Kill()
 						h.n.startAgent(agentOptions{})
 						h.mustBeHeld()
 						h.p.delete()
@@ -101,16 +101,16 @@ func (h *heldLife) dies(op string, nth int) bool {
 	h.n.t.Helper()
 	a := h.n.agent
 	eventually(h.n.t, "the agent to die or to answer", func() string {
-		if a.alive() && (h.p.ready() == nil || a.calls()[op]-h.granted[op] >= nth) {
+		if a.Alive() && (h.p.ready() == nil || a.calls()[op]-h.granted[op] >= nth) {
 			return "neither"
 		}
 		return ""
 	})
-	if a.alive() {
+	if a.Alive() {
 		return false
 	}
-	if !a.killed() {
-		h.n.t.Fatalf("the agent ended by itself: %v", a.state)
+	if !a.Killed() {
+		h.n.t.Fatalf("the agent ended by itself: %v", a.State)
 	}
 	return true
 }

@@ -71,6 +71,7 @@ func TestSystem(t *testing.T) {
 		"mounts stay until the containers end":      longPreStop,
 		"a Pod that goes without the agent":         podGoesUnseen,
 		"a node that booted again":                  rebootedNode,
+		"nor is what outlived the boot believed":    rebootedAroundATree,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

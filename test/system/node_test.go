@@ -25,8 +25,9 @@ import (
 
 const (
 	// patience is how long a test waits for what takes milliseconds on a machine
-	// that has nothing else to do.
-	patience = time.Minute
+	// that has nothing else to do. It is more than the longest pause of a client
+	// whose API server was away: client-go's reflector tries again after 30 to 60 s.
+	patience = 2 * time.Minute
 	// glance is the pause between two looks at what sends no events.
 	glance = 20 * time.Millisecond
 )
@@ -39,7 +40,8 @@ type node struct {
 	c               *cluster
 	name, namespace string
 	kubeconfig      string
-	boot            string // the agents' boot id, "" for the kernel's
+	boot            string // the agents' boot, "" for the node's
+	outlives        string // what is mounted here does not end with a boot
 	operator        *operator.Client
 
 	agent  *agentProcess
@@ -133,7 +135,7 @@ func (n *node) mustHaveClaim() {
 // end looks for what the test has left, and puts the node away.
 func (n *node) end() {
 	if n.agent != nil {
-		n.agent.kill()
+		n.agent.Kill()
 	}
 	if !n.t.Failed() {
 		n.mustHaveClaim()

@@ -215,8 +215,8 @@ func (p *pod) differs(mounts []grant.Mount) string {
 	host, err := p.n.Mounts()
 	must(p.n.t, err)
 	tables := map[string][]mnt.Mount{"the host": host}
-	if a := p.n.agent; a != nil && a.alive() {
-		if table, ok := p.n.tableOf(a.pid); ok {
+	if a := p.n.agent; a != nil && a.Alive() {
+		if table, ok := p.n.tableOf(a.PID); ok {
 			tables["the agent"] = table
 		}
 	}

@@ -38,7 +38,7 @@ func withoutEvents(t *testing.T, c *cluster) {
 	p := n.run("sandbox")
 	n.startAgent(agentOptions{})
 	p.grant(twoFolders()...)
-	n.agent.says("forbidden")
+	n.agent.Says("forbidden")
 	events, err := c.admin.CoreV1().Events(n.namespace).List(t.Context(), metav1.ListOptions{})
 	must(t, err)
 	if len(events.Items) > 0 {

@@ -26,7 +26,7 @@ const (
 	dieEnv   = "NODE_MOUNTS_DIE"        // "before:Bind:2": where it kills itself, "" nowhere
 	armEnv   = "NODE_MOUNTS_DIE_WHEN"   // a file: calls count for that once it exists, "" always
 	traceEnv = "NODE_MOUNTS_TRACE"      // a file that gets a line for each call
-	bootEnv  = "NODE_MOUNTS_BOOT_ID"    // "" for the kernel's
+	bootEnv  = "NODE_MOUNTS_BOOT_ID"    // "" for the node's
 	bindsEnv = "NODE_MOUNTS_BINDS"      // "from:to,…", made in its namespace first
 )
 

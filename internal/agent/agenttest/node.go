@@ -71,7 +71,7 @@ func NewNodeWith(t testing.TB, o simnode.Options) *Node {
 	n := &Node{
 		Node: sim, T: t, API: NewAPI(), Table: &mnt.Kernel{}, Clock: clock.RealClock{},
 		BootID: "boot-1", Policy: agent.DefaultPolicy(NodeName), Bound: 5 * time.Second,
-		Processes: procs.New("/proc"), salt: fmt.Sprintf("-%08x", rand.Uint32()),
+		Processes: enrolled{procs.New("/proc"), sim}, salt: fmt.Sprintf("-%08x", rand.Uint32()),
 	}
 	n.Mounter = n.Table
 	t.Cleanup(func() {

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -24,6 +25,9 @@ import (
 
 // assetsVariable names the folder of etcd and kube-apiserver.
 const assetsVariable = "KUBEBUILDER_ASSETS"
+
+// patience is how long a server may take for what takes it five seconds.
+const patience = 2 * time.Minute
 
 // Server is an API server with its etcd. It stops with the test.
 type Server struct {
@@ -45,7 +49,11 @@ func Start(t testing.TB) *Server {
 			t.Fatalf("%s: %v", assetsVariable, err)
 		}
 	}
-	env := &envtest.Environment{BinaryAssetsDirectory: guarded(t, assets, names...)}
+	env := &envtest.Environment{
+		BinaryAssetsDirectory: guarded(t, assets, names...),
+		// envtest's own 20 s are too few on a machine that has much else to do.
+		ControlPlaneStartTimeout: patience, ControlPlaneStopTimeout: patience,
+	}
 	// Pods are made without their service accounts, which a controller would make.
 	env.ControlPlane.GetAPIServer().Configure().Append("disable-admission-plugins", "ServiceAccount")
 	// Its own folder of certificates would go with the first Stop, and Return would

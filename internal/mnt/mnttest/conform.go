@@ -32,6 +32,7 @@ func treeCases() []conformCase {
 		{"a tree is a memory filesystem in a peer group of its own", treeHasItsOwnGroup},
 		{"a tree is shared although what it stands on is private", treeOnPrivate},
 		{"At tells a plain directory, a volume, a tree and a grant apart", atTellsApart},
+		{"Children are what stands on a mount, and not what stands on that", childrenStand},
 		{"a mount made on the volume never reaches the tree", treeReceivesNothing},
 	}
 }
@@ -66,6 +67,41 @@ func treeOnPrivate(t *testing.T, p *pod) {
 	if one(t, mounts, path.Join(private, "tree")).Peer == 0 {
 		t.Error("the tree is private: no grant would leave it")
 	}
+}
+
+func childrenStand(t *testing.T, p *pod) {
+	children := func(dir string) []mnt.Mount {
+		t.Helper()
+		got, err := p.table.Children(openRoot(t, dir))
+		noErr(t, err)
+		return got
+	}
+	equal(t, "mounts in an empty tree", len(children(p.inTree(""))), 0)
+	p.publish(t)
+	p.source(t, "deep")
+	p.source(t, "deep/nested")
+	p.Mount(t, path.Join(p.Claim(), "deep/nested"))
+	p.grant(t, "deep", "bob", rw)
+	p.grant(t, sourceDir, "alice", rw|mnt.ReadOnly)
+	mounts := p.list(t)
+	same := func(what string, got []mnt.Mount, points ...string) {
+		t.Helper()
+		var want []mnt.Mount
+		for _, point := range points {
+			m := one(t, mounts, point)
+			m.FSType, m.Source = "", ""
+			want = append(want, m)
+		}
+		byPoint := func(x, y mnt.Mount) int { return strings.Compare(x.Point, y.Point) }
+		slices.SortFunc(got, byPoint)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %+v, want %+v", what, got, want)
+		}
+	}
+	same("in the tree", children(p.inTree("")), p.inTree("alice"), p.inTree("bob"))
+	same("in a grant with another mount", children(p.inTree("bob")), p.inTree("bob/nested"))
+	equal(t, "mounts in a plain grant", len(children(p.inTree("alice"))), 0)
+	same("in the publication", children(p.Volume()), p.inVolume("alice"), p.inVolume("bob"))
 }
 
 func atTellsApart(t *testing.T, p *pod) {

@@ -76,6 +76,7 @@ func TestAnOrderedFaultFailsOneCallAndChangesNothing(t *testing.T) {
 		"bind":     func() error { return p.bind(t) },
 		"unmount":  func() error { return p.table.Unmount(p.tree, "alice", true) },
 		"list":     func() error { _, err := p.table.List(); return err },
+		"children": func() error { _, err := p.table.Children(p.tree); return err },
 		"at":       func() error { _, err := p.table.At(p.tree); return err },
 		"probe":    func() error { return p.table.Probe(p.tree) },
 		"inmemory": func() error { _, err := p.table.InMemory(p.tree); return err },

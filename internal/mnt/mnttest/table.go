@@ -192,6 +192,24 @@ func (t *Table) Probe(dir *beneath.Dir) error {
 	return nil
 }
 
+// Children implements mnt.Table.
+func (t *Table) Children(dir *beneath.Dir) ([]mnt.Mount, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.fault("children"); err != nil {
+		return nil, fmt.Errorf("listmount %s: %w", dir.Path(), err)
+	}
+	on, _ := t.node.resolve(dir.Path())
+	var children []mnt.Mount
+	for _, m := range t.node.list() {
+		if m.Parent == on.id && m.ID != on.id {
+			m.FSType, m.Source = "", ""
+			children = append(children, m)
+		}
+	}
+	return children, nil
+}
+
 // List implements mnt.Table.
 func (t *Table) List() ([]mnt.Mount, error) {
 	t.mu.Lock()
@@ -288,9 +306,9 @@ func (t *Table) mountAt(ns *namespace, point string) *mount {
 
 // FailNext makes the next call of this kind fail with err, after those that were
 // asked to fail before. op: "newtree", "publish", "bind", "unmount" (lazy or
-// not), "at", "inmemory", "probe", "list".
+// not), "at", "inmemory", "probe", "children", "list".
 func (t *Table) FailNext(op string, err error) {
-	if !slices.Contains([]string{"newtree", "publish", "bind", "unmount", "at", "inmemory", "probe", "list"}, op) {
+	if !slices.Contains([]string{"newtree", "publish", "bind", "unmount", "at", "inmemory", "probe", "children", "list"}, op) {
 		panic("mnttest: no operation is called " + op)
 	}
 	t.mu.Lock()

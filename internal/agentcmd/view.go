@@ -1,0 +1,45 @@
+package agentcmd
+
+import (
+	"context"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/nodeview"
+	"github.com/datalayer/node-mounts/internal/obs"
+	"github.com/datalayer/node-mounts/internal/plan"
+)
+
+// view is what /gateway shows. Requests are answered one after the other: of those
+// that come while a claim hangs, the first waits for its bound, and the others are
+// told at once what it found.
+func (n *node) view(ctx context.Context) nodeview.Node {
+	n.look.Lock()
+	defer n.look.Unlock()
+	s := n.settings
+	v := nodeview.Node{
+		Node: s.node, Namespace: s.namespace, Version: n.version, Ready: true,
+		MountPath: s.mount, VolumeName: s.volume, Root: s.root, KubeletDir: s.kubelet,
+		Serves: n.serves, Credentials: n.secrets,
+	}
+	v.Facts, v.Pods = n.gateway.Look(ctx)
+	v.Facts.Kernel = obs.KernelRelease()
+	v.LostThreads = n.budget.Lost()
+	for _, p := range v.Pods {
+		v.Leaked += p.Leaked
+	}
+	if err := n.ready(); err != nil {
+		v.Ready, v.Reason = false, err.Error()
+	}
+	return v
+}
+
+// served are the kinds that a policy serves, in the order of their table.
+func served(pol plan.Policy) []grant.Kind {
+	kinds := []grant.Kind{}
+	for _, k := range grant.Kinds() {
+		if pol.Serves[k.Kind] {
+			kinds = append(kinds, k.Kind)
+		}
+	}
+	return kinds
+}
