@@ -83,8 +83,10 @@ Pod; the agent on the Pod's node mounts it and answers.`,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(
-		newGrant(), newRevoke(), newWait(), newStatus(),
+		newGrant(), newRevoke(), newWait(), newStatus(), newDebug(version),
 		newExplain(), newRecover(), newDemo(), newVersion(version),
+		newVerify(),
+		newInstall(), newUninstall(),
 	)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -50,6 +51,8 @@ func (c *cluster) bindEverywhere(cmd *cobra.Command) {
 
 // session is a connection as a command uses it.
 type session struct {
+	config    *rest.Config
+	client    kubernetes.Interface
 	api       corev1client.CoreV1Interface
 	operator  *operator.Client
 	namespace string // "" is all of them
@@ -73,15 +76,15 @@ func (c *cluster) connect() (*session, error) {
 	cfg.Timeout = c.timeout // of a watch too; who waits begins another
 	cfg.UserAgent = programName
 	cfg.WarningHandler = rest.NoWarnings{}
-	api, err := corev1client.NewForConfig(cfg)
+	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return nil, unusable(err)
 	}
-	s := &session{api: api, namespace: namespace, names: grant.NamesFor(c.prefix)}
+	s := &session{config: cfg, client: client, api: client.CoreV1(), namespace: namespace, names: grant.NamesFor(c.prefix)}
 	if c.everywhere {
 		s.namespace = metav1.NamespaceAll
 	}
-	s.operator = operator.New(api, s.names)
+	s.operator = operator.New(s.api, s.names)
 	return s, nil
 }
 

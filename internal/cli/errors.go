@@ -2,9 +2,12 @@ package cli
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"strings"
 	"syscall"
@@ -13,6 +16,7 @@ import (
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/demo"
+	"github.com/datalayer/node-mounts/internal/verify"
 	"github.com/datalayer/node-mounts/operator"
 )
 
@@ -83,7 +87,7 @@ func exitStatus(err error) int {
 		return exitUsage
 	case errors.As(err, &late):
 		return exitTimeout
-	case errors.Is(err, demo.ErrFailed):
+	case errors.Is(err, demo.ErrFailed), errors.Is(err, verify.ErrFailed):
 		return exitChecks
 	}
 	return exitError
@@ -166,8 +170,31 @@ func hintOf(err error, name string) string {
 		return "this needs get, list, watch and patch on pods: `kubectl auth can-i --list` shows what your account may do"
 	case apierrors.IsUnauthorized(err):
 		return "log in to the cluster again, or check --kubeconfig and --context"
+	case untrusted(err) != "":
+		return untrusted(err)
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &unreachable):
 		return "the API server does not answer: check --kubeconfig and --context, or raise --request-timeout"
+	}
+	return ""
+}
+
+// untrusted says what to do where the API server answers and its certificate is not
+// accepted, "" for other errors: it is no question of whether it can be reached.
+func untrusted(err error) string {
+	var name x509.HostnameError
+	var invalid x509.CertificateInvalidError
+	var authority x509.UnknownAuthorityError
+	var verification *tls.CertificateVerificationError
+	var record tls.RecordHeaderError
+	switch {
+	case errors.As(err, &name):
+		return "the API server's certificate is for another name: check server in the kubeconfig, or set tls-server-name there"
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "the API server's certificate has expired or is not valid yet: renew it, and check this machine's clock"
+	case errors.As(err, &authority), errors.As(err, &invalid), errors.As(err, &verification):
+		return "the API server's certificate is not trusted: check certificate-authority in the kubeconfig, and that the server is the one it is for"
+	case errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
+		return "what answers there speaks no TLS: check server in the kubeconfig"
 	}
 	return ""
 }

@@ -179,6 +179,12 @@ func (g *granting) mounts(cmd *cobra.Command) ([]grant.Mount, error) {
 }
 
 func (g *granting) one() ([]grant.Mount, error) {
+	if _, ok := grant.Kind(strings.TrimSpace(g.kind)).Info(); !ok {
+		return nil, usageError{fmt.Errorf("--kind %.80q: it is one of %s, or \"\"", g.kind, kindNames())}
+	}
+	if mode := strings.ToLower(strings.TrimSpace(g.mode)); mode != "" && mode != string(grant.ReadOnly) && mode != string(grant.ReadWrite) {
+		return nil, usageError{fmt.Errorf("--mode %.80q: it is one of %s, %s", g.mode, grant.ReadWrite, grant.ReadOnly)}
+	}
 	m := grant.Mount{
 		Kind: grant.Kind(g.kind), Source: g.source, Target: g.target, Mode: grant.Mode(g.mode),
 		AllowExec: !g.noExec, Revision: g.revision, Secret: g.secret,

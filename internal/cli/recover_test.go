@@ -15,17 +15,18 @@ import (
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
+	"github.com/datalayer/node-mounts/internal/agentcmd"
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
 
-// node is a node whose agent works in this boot of the kernel, as the command does.
+// node is a node whose agent works in this boot, as the command does.
 func node(t *testing.T) *agenttest.Node {
 	t.Helper()
 	n := agenttest.NewNode(t)
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := agentcmd.BootID("/proc")
 	must(t, err)
-	n.BootID = strings.TrimSpace(string(boot))
+	n.BootID = boot
 	n.Restart()
 	return n
 }

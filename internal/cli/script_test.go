@@ -66,7 +66,17 @@ func TestScripts(t *testing.T) {
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch", "patch"}},
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list"}})
 	_, stranger := s.User(t, "stranger")
+	_, reader := s.User(t, "reader",
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list"}})
+	_, asker := s.User(t, "asker",
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods", "events", "nodes"}, Verbs: []string{"get", "list"}},
+		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, Verbs: []string{"list"}})
 	w := &world{api: s.Client(t)}
+	drivers, err := newAgents(w, asker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(drivers.proxy.Close)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/scripts",
 		RequireExplicitExec: true,
@@ -82,10 +92,13 @@ func TestScripts(t *testing.T) {
 				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.CreateOptions{})
 			return errors.Join(err,
 				writeKubeconfig(user, ns, env.Getenv("KUBECONFIG")),
-				writeKubeconfig(stranger, ns, filepath.Join(env.WorkDir, "stranger")))
+				writeKubeconfig(stranger, ns, filepath.Join(env.WorkDir, "stranger")),
+				writeKubeconfig(reader, ns, filepath.Join(env.WorkDir, "stranger-reader")),
+				drivers.kubeconfig(ns, filepath.Join(env.WorkDir, "asker")))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": exits, "shows": shows, "pod": w.pod, "agent": w.agent, "annotate": w.annotate, "finish": w.finish, "delete": w.delete,
+			"driver": drivers.driver, "leaky": drivers.leaky, "nowhere": nowhere,
 		},
 	})
 }

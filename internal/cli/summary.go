@@ -50,11 +50,15 @@ type summary struct {
 	Answer string `json:"answer"`
 	Hash   string `json:"hash,omitempty"`
 	// Asked counts the entries of the set, Mounted, Failed and Held the targets.
-	Asked   int      `json:"asked"`
-	Mounted int      `json:"mounted"`
-	Failed  int      `json:"failed"`
-	Held    int      `json:"held"`
-	Targets []target `json:"targets"`
+	Asked   int `json:"asked"`
+	Mounted int `json:"mounted"`
+	Failed  int `json:"failed"`
+	Held    int `json:"held"`
+	// Published and Leaked are what the Pod's agent sees, and absent where it was not
+	// asked or did not answer.
+	Published *bool    `json:"published,omitempty"`
+	Leaked    *int     `json:"leaked,omitempty"`
+	Targets   []target `json:"targets"`
 }
 
 // target is what is to be said of one folder. Kind, Source and what follows are
@@ -68,6 +72,7 @@ type target struct {
 	Revision  string  `json:"revision,omitempty"`
 	Secret    string  `json:"secret,omitempty"`
 	State     string  `json:"state"`
+	Flags     string  `json:"flags,omitempty"` // of the mount, as its agent sees it
 	Code      string  `json:"code,omitempty"`
 	Reason    string  `json:"reason,omitempty"`
 }

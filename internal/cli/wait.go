@@ -159,7 +159,7 @@ func (r result) write(out io.Writer, form output) error {
 	if len(r.Targets) == 0 {
 		return nil
 	}
-	return writeTargets(out, r.Targets, form == wide)
+	return writeTargets(out, r.Targets, form == wide, false)
 }
 
 // verdict is the error of an answer that says that something is not as it was

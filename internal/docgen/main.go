@@ -1,5 +1,6 @@
 // Command docgen writes the pages of docs/reference from the tables the program
-// itself runs on, so that a page cannot say what the code no longer does.
+// itself runs on, and the chart's README from its values, so that a page cannot
+// say what the code no longer does.
 //
 //	go run ./internal/docgen          write the pages
 //	go run ./internal/docgen -check   fail when one of them is stale
@@ -8,6 +9,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -22,15 +24,23 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	run := write
-	if *check {
-		run = verify
-	}
-	if err := run(*dir, pages()); err != nil {
+	if err := run(*dir, *check); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		if *check {
 			fmt.Fprintln(os.Stderr, "hint: run 'make docs' and commit what it wrote")
 		}
 		os.Exit(1)
 	}
+}
+
+func run(dir string, check bool) error {
+	values, err := chartPage()
+	if err != nil {
+		return err
+	}
+	chart := []page{{"README.md", values}}
+	if check {
+		return errors.Join(verify(dir, pages()), compare(chartDir, chart))
+	}
+	return errors.Join(write(dir, pages()), write(chartDir, chart))
 }

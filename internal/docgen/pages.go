@@ -8,6 +8,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/agentcmd"
 	"github.com/datalayer/node-mounts/internal/cli"
 	"github.com/datalayer/node-mounts/internal/obs"
+	nodechecks "github.com/datalayer/node-mounts/internal/verify"
 )
 
 const generated = "<!-- Written by `make docs` from the code. Edit the table in %s instead. -->\n\n"
@@ -20,6 +21,7 @@ func pages() []page {
 		{"agent-flags.md", flagsPage(agentcmd.Options())},
 		{"metrics.md", metricsPage(obs.Metrics())},
 		{"cli.md", cliPage(cli.Command(), cli.ExitStatuses())},
+		{"checks.md", checksPage(nodechecks.Checks(), nodechecks.ProbeSteps())},
 	}
 }
 

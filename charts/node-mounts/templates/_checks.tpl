@@ -1,0 +1,69 @@
+{{- /*
+What the schema cannot say. Each refusal is one sentence with what to do. daemonset.yaml includes it.
+*/ -}}
+{{- define "node-mounts.check" -}}
+{{- include "node-mounts.checkServed" . -}}
+{{- $gateway := .Values.nodeMountGateway -}}
+{{- if not $gateway.enabled -}}
+{{- fail "there is nothing to run: set nodeMountGateway.enabled=true and nodeMountGateway.sharedFilesystemClaim; to take the agents away, uninstall the release (mounts that stand stay until their Pods' agents are back, so revoke first)" -}}
+{{- end -}}
+{{- if not $gateway.sharedFilesystemClaim -}}
+{{- fail "nodeMountGateway.enabled needs nodeMountGateway.sharedFilesystemClaim: name the ReadWriteMany claim, in the release's namespace, that holds the folders to grant" -}}
+{{- end -}}
+{{- include "node-mounts.checkPaths" . -}}
+{{- range $name, $actions := dict "grants" .Values.admission.grants.actions "pods" .Values.admission.pods.actions -}}
+{{- if and (has "Deny" $actions) (has "Warn" $actions) -}}
+{{- fail (printf "admission.%s.actions has Deny and Warn: a denied request needs no warning, so name one of them" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.monitoring.prometheusRule (not (hasPrefix "http" .Values.monitoring.runbookBaseUrl)) -}}
+{{- fail "monitoring.prometheusRule needs monitoring.runbookBaseUrl: say where docs/runbooks can be read" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /*
+What the agent of this release does not serve. A line goes when the agent learns it.
+*/ -}}
+{{- define "node-mounts.checkServed" -}}
+{{- $gateway := .Values.nodeMountGateway -}}
+{{- $unserved := dict -}}
+{{- $_ := set $unserved "driver.gatewayOnly=false" (not .Values.driver.gatewayOnly) -}}
+{{- $_ := set $unserved "driver.allowInsecureRelay" .Values.driver.allowInsecureRelay -}}
+{{- $_ := set $unserved "relay" (or .Values.relay.host .Values.relay.cidr .Values.relay.namespace .Values.relay.podSelector) -}}
+{{- $_ := set $unserved "nodeMountGateway.credentials" $gateway.credentials -}}
+{{- $_ := set $unserved "nodeMountGateway.localBridges" $gateway.localBridges -}}
+{{- $_ := set $unserved "nodeMountGateway.buckets" $gateway.buckets -}}
+{{- $_ := set $unserved "nodeMountGateway.repositories" $gateway.repositories -}}
+{{- $_ := set $unserved "nodeMountGateway.nfs" $gateway.nfs -}}
+{{- range $name := keys $unserved | sortAlpha -}}
+{{- if get $unserved $name -}}
+{{- fail (printf "%s is not served by this release yet: leave it at its default" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- /* These two stay when their kinds are served. */ -}}
+{{- range $name := list "localBridges" "buckets" -}}
+{{- if and (get $gateway $name) (not $gateway.credentials) -}}
+{{- fail (printf "nodeMountGateway.%s needs nodeMountGateway.credentials: a grant of that kind names a Secret" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /*
+Folders in one another would mix what the agent mounts and removes with what belongs to users or to
+kubelet; the agent refuses to start on them.
+*/ -}}
+{{- define "node-mounts.checkPaths" -}}
+{{- $root := clean .Values.nodeMountGateway.root -}}
+{{- $shared := clean .Values.nodeMountGateway.sharedFilesystemMountPath -}}
+{{- $kubelet := clean .Values.kubeletDir -}}
+{{- $pairs := list
+  (list "nodeMountGateway.root" $root "nodeMountGateway.sharedFilesystemMountPath" $shared)
+  (list "nodeMountGateway.root" $root "kubeletDir" $kubelet)
+  (list "nodeMountGateway.sharedFilesystemMountPath" $shared "kubeletDir" $kubelet)
+-}}
+{{- range $pairs -}}
+{{- if or (hasPrefix (printf "%s/" (index . 1)) (printf "%s/" (index . 3))) (hasPrefix (printf "%s/" (index . 3)) (printf "%s/" (index . 1))) -}}
+{{- fail (printf "%s (%s) and %s (%s) lie in one another: give each a folder of its own" (index . 0) (index . 1) (index . 2) (index . 3)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,142 @@
+package bundle
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Removed stands where something was taken out.
+const Removed = "(removed)"
+
+// minLiteral is how long a value has to be to be looked for everywhere. Shorter ones
+// are words, and taking them out of other texts would make those unreadable.
+const minLiteral = 6
+
+// Redactor takes secrets out of texts: what looks like one, and values that are known.
+// It is the second line: what may hold a secret is not put into a bundle at all.
+type Redactor struct {
+	literals []string
+	patterns []pattern
+}
+
+type pattern struct {
+	find *regexp.Regexp
+	with string
+}
+
+// NewRedactor makes one that also takes these values out, wherever they appear, except
+// those that are part of a name that has to stay.
+func NewRedactor(values, names []string) *Redactor {
+	r := &Redactor{patterns: patterns()}
+	for _, v := range values {
+		v = strings.TrimSpace(v)
+		kept := slices.ContainsFunc(names, func(n string) bool { return strings.Contains(n, v) })
+		if len(v) >= minLiteral && !kept && !slices.Contains(r.literals, v) {
+			r.literals = append(r.literals, v)
+		}
+	}
+	// The longest first: one may be part of another.
+	slices.SortFunc(r.literals, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), strings.Compare(a, b)) })
+	return r
+}
+
+// patterns are what secrets look like.
+func patterns() []pattern {
+	return []pattern{
+		{regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\z)`), Removed},
+		// user:password@ of a URL, and everything behind its question mark: signed URLs
+		// carry their key there.
+		{regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s"'@<>]*(@[^/\s"'@<>]*)*@`), "${1}" + Removed + "@"},
+		{regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'?<>]*)\?[^\s"'<>]*`), "${1}?" + Removed},
+		{regexp.MustCompile(`(?i)\b(bearer|basic|negotiate)\s+[a-z0-9._~+/=-]{6,}`), "${1} " + Removed},
+		{regexp.MustCompile(`\beyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]*(\.[A-Za-z0-9_-]*)?`), Removed},
+		{regexp.MustCompile(`\b(AKIA|ASIA)[A-Z0-9]{12,}\b`), Removed},
+		{regexp.MustCompile(`\b(gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|sk-|hf_|AIza)[A-Za-z0-9_-]{10,}`), Removed},
+		// name=value and "name": "value", where the name says that it is one.
+		{regexp.MustCompile(`(?i)(` + sensitive + `[\w.-]*["']?\s*[=:]\s*["']?)[^\s"',;&(){}\[\]]+`), "${1}" + Removed},
+		{regexp.MustCompile(`(?i)(--?[\w-]*` + sensitive + `[\w-]*\s+)[^\s"'-][^\s"']*`), "${1}" + Removed},
+	}
+}
+
+// sensitive is part of the name of something that is a secret.
+const sensitive = `(?:passwd|password|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential|session[_-]?key|authorization)`
+
+var sensitiveKey = regexp.MustCompile(`(?i)` + sensitive)
+
+// Text takes secrets out of a text.
+func (r *Redactor) Text(text string) string {
+	for _, l := range r.literals {
+		text = strings.ReplaceAll(text, l, Removed)
+	}
+	for _, p := range r.patterns {
+		text = p.find.ReplaceAllString(text, p.with)
+	}
+	return text
+}
+
+// Document is v as JSON with secrets taken out of every text in it: one by one, so
+// that it is JSON still.
+func (r *Redactor) Document(v any) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	var tree any
+	if err := json.Unmarshal(b, &tree); err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	err = enc.Encode(r.walk(tree))
+	return out.Bytes(), err
+}
+
+// Line is a line of a log, which may be a JSON object.
+func (r *Redactor) Line(line string) string {
+	var object map[string]any
+	if json.Unmarshal([]byte(line), &object) != nil {
+		return r.Text(line)
+	}
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	if enc.Encode(r.walk(object)) != nil {
+		return Removed
+	}
+	return strings.TrimSuffix(out.String(), "\n")
+}
+
+func (r *Redactor) walk(v any) any {
+	switch v := v.(type) {
+	case string:
+		return r.Text(v)
+	case []any:
+		for i := range v {
+			v[i] = r.walk(v[i])
+		}
+	case map[string]any:
+		for k := range v {
+			if _, text := v[k].(string); text && isSensitive(k) {
+				v[k] = Removed
+				continue
+			}
+			v[k] = r.walk(v[k])
+		}
+	}
+	return v
+}
+
+// isSensitive tells whether the value under this key is a secret. A Secret's name is
+// none.
+func isSensitive(key string) bool {
+	if slices.Contains([]string{"secret", "secretName", "automountServiceAccountToken"}, key) {
+		return false
+	}
+	return sensitiveKey.MatchString(key)
+}

@@ -1,0 +1,243 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/datalayer/node-mounts/internal/bundle"
+	"github.com/datalayer/node-mounts/internal/fleet"
+)
+
+// debugging are the flags of debug.
+type debugging struct {
+	cluster
+	asking
+	file    string
+	version string
+}
+
+func newDebug(version string) *cobra.Command {
+	d := debugging{version: version}
+	cmd := &cobra.Command{
+		Use:   "debug POD",
+		Short: "Collect what is known about a Pod's mounts into one file, without secrets",
+		Long: `debug collects what somebody needs who is to find out why a Pod's folders are not
+there: the Pod, its events, what its node's agent sees and logs, the node, the
+DaemonSet and the versions. A README.txt in it says what is there.
+
+It reads no Secret. The values of environment variables, commands, arguments and
+foreign annotations are left out, other Pods' names and folders too, and what looks
+like a secret is taken out of everything else. What may not be read is listed with
+the reason, and is no error.`,
+		Example: `  node-mounts debug sandbox -n datalayer-runtimes
+  node-mounts debug sandbox -o report.tar.gz`,
+		Args: takes(1, 1, "a POD"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return d.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args[0])
+		},
+	}
+	d.cluster.bind(cmd)
+	d.asking.bind(cmd)
+	cmd.Flags().StringVarP(&d.file, "output", "o", "", "file (.tar.gz) or folder to write; without it node-mounts-debug-POD-TIME.tar.gz here")
+	cmd.ValidArgsFunction = d.completePod(anyPod, nil)
+	return cmd
+}
+
+func (d *debugging) run(ctx context.Context, out, errOut io.Writer, arg string) error {
+	s, ref, err := d.open(arg)
+	if err != nil {
+		return err
+	}
+	p, err := s.read(ctx, ref)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	name := "node-mounts-debug-" + p.Name + "-" + now.UTC().Format("20060102T150405Z")
+	if d.file == "" {
+		d.file = name + ".tar.gz"
+	}
+	c := collector{session: s, pod: p, agents: s.agents(d.asking), into: bundle.New(name, now, redactorFor(p))}
+	c.collect(ctx, d.version)
+	if err := c.into.Write(d.file); err != nil {
+		err = fmt.Errorf("write the bundle: %w", err)
+		if errors.Is(err, fs.ErrExist) {
+			return hinted{err, "-o chooses another name"}
+		}
+		return err
+	}
+	for _, m := range c.into.Missing() {
+		fmt.Fprintln(errOut, plain("left out: "+m))
+	}
+	fmt.Fprintf(out, "%s: %d files. Its README.txt says what is in it.\n", d.file, c.into.Len())
+	return nil
+}
+
+// collector collects about one Pod.
+type collector struct {
+	*session
+	pod    *corev1.Pod
+	agents fleet.Agents
+	into   *bundle.Bundle
+}
+
+func (c *collector) collect(ctx context.Context, version string) {
+	c.into.Document("pod.json", "the Pod", reducedPod(c.pod, c.names))
+	c.events(ctx)
+	agent := c.agent(ctx)
+	c.node(ctx)
+	c.daemonSets(ctx)
+	c.versions(version, agent)
+}
+
+func (c *collector) events(ctx context.Context) {
+	const name = "events.json"
+	list, err := c.api.Events(c.pod.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.Set{"involvedObject.kind": "Pod", "involvedObject.name": c.pod.Name}.String(), Limit: pageSize,
+	})
+	if err != nil {
+		c.into.Miss(name, err)
+		return
+	}
+	events := []map[string]any{}
+	for _, e := range list.Items {
+		if e.InvolvedObject.UID != "" && e.InvolvedObject.UID != c.pod.UID {
+			continue // of an earlier Pod of this name
+		}
+		events = append(events, map[string]any{
+			"type": e.Type, "reason": e.Reason, "message": e.Message, "count": e.Count, "first": e.FirstTimestamp, "last": e.LastTimestamp,
+			"time": e.EventTime, "from": e.Source.Component + e.ReportingController,
+		})
+	}
+	c.into.Document(name, "events of the Pod", events)
+}
+
+// agent collects about the agent of the Pod's node, and what the Pod's status is with
+// what it sees. It returns the agent, nil where there is none.
+func (c *collector) agent(ctx context.Context) *fleet.Answer {
+	sum := summarize(c.pod, c.names)
+	defer func() { c.into.Document("status.json", "what the Pod asks for and what became of it", sum) }()
+	if c.pod.Spec.NodeName == "" {
+		c.into.Miss("agent.json", errors.New("the Pod is on no node yet"))
+		return nil
+	}
+	seen := look(ctx, c.agents, []string{c.pod.Spec.NodeName})
+	for _, u := range seen.unknown {
+		c.into.Miss("agent-view.json", errors.New(u))
+	}
+	seen.add(&sum)
+	a, found := seen.nodes[c.pod.Spec.NodeName]
+	if !found || a.Pod == "" {
+		return nil
+	}
+	if a.View != nil {
+		c.into.Document("agent-view.json", "what the agent of the Pod's node sees", viewFor(*a.View, string(c.pod.UID)))
+	}
+	c.agentPod(ctx, a)
+	return &a
+}
+
+const (
+	logLines = 5000
+	logBytes = 8 << 20
+)
+
+func (c *collector) agentPod(ctx context.Context, a fleet.Answer) {
+	p, err := c.api.Pods(a.Namespace).Get(ctx, a.Pod, metav1.GetOptions{})
+	if err != nil {
+		c.into.Miss("agent.json", err)
+	} else {
+		c.into.Document("agent.json", "the agent's Pod", reducedPod(p, c.names))
+	}
+	c.log(ctx, a, "agent.log", false)
+	if p != nil && slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.RestartCount > 0 }) {
+		c.log(ctx, a, "agent-before.log", true)
+	}
+}
+
+// log adds the end of the agent's log: what is about this Pod or about none.
+func (c *collector) log(ctx context.Context, a fleet.Answer, name string, before bool) {
+	lines, most := int64(logLines), int64(logBytes)
+	in, err := c.api.Pods(a.Namespace).GetLogs(a.Pod, &corev1.PodLogOptions{
+		Container: fleet.Container, Previous: before, TailLines: &lines, LimitBytes: &most,
+	}).Stream(ctx)
+	if err != nil {
+		c.into.Miss(name, err)
+		return
+	}
+	defer in.Close()
+	text, err := io.ReadAll(io.LimitReader(in, logBytes))
+	if err != nil {
+		c.into.Miss(name, err)
+		return
+	}
+	about := "the end of the agent's log: what is about this Pod or about none"
+	if before {
+		about = "the same of the agent's container before its last restart"
+	}
+	var kept []string
+	for l := range strings.Lines(string(text)) {
+		if l = strings.TrimSuffix(l, "\n"); concerns(l, c.pod) {
+			kept = append(kept, l)
+		}
+	}
+	c.into.Lines(name, about, kept)
+}
+
+func (c *collector) node(ctx context.Context) {
+	if c.pod.Spec.NodeName == "" {
+		return
+	}
+	n, err := c.api.Nodes().Get(ctx, c.pod.Spec.NodeName, metav1.GetOptions{})
+	if err != nil {
+		c.into.Miss("node.json", err)
+		return
+	}
+	c.into.Document("node.json", "the Pod's node", map[string]any{
+		"name": n.Name, "created": n.CreationTimestamp, "unschedulable": n.Spec.Unschedulable, "taints": n.Spec.Taints,
+		"conditions": n.Status.Conditions, "nodeInfo": n.Status.NodeInfo,
+	})
+}
+
+func (c *collector) daemonSets(ctx context.Context) {
+	const name = "daemonsets.json"
+	list, err := c.client.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: fleet.Selector})
+	if err != nil {
+		c.into.Miss(name, err)
+		return
+	}
+	sets := []map[string]any{}
+	for _, d := range list.Items {
+		sets = append(sets, map[string]any{
+			"namespace": d.Namespace, "name": d.Name, "labels": d.Labels, "generation": d.Generation, "updateStrategy": d.Spec.UpdateStrategy,
+			"spec": reducedSpec(d.Spec.Template.Spec), "status": d.Status,
+		})
+	}
+	c.into.Document(name, "the agents' DaemonSet", sets)
+}
+
+func (c *collector) versions(version string, agent *fleet.Answer) {
+	v := map[string]string{"command": version, "platform": runtime.GOOS + "/" + runtime.GOARCH}
+	server, err := c.client.Discovery().ServerVersion()
+	if err != nil {
+		c.into.Miss("versions.json, the API server's", err)
+	} else {
+		v["kubernetes"] = server.GitVersion
+	}
+	if agent != nil && agent.View != nil {
+		v["agent"], v["kernel"] = agent.View.Version, agent.View.Facts.Kernel
+	}
+	c.into.Document("versions.json", "versions", v)
+}

@@ -1,0 +1,217 @@
+package install
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"helm.sh/helm/v4/pkg/action"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/kube"
+	release "helm.sh/helm/v4/pkg/release/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/datalayer/node-mounts/grant"
+)
+
+// ErrInUse is an uninstallation while Pods have mounts.
+var ErrInUse = errors.New("Pods have mounts")
+
+// ErrNotInstalled is an uninstallation of what is not there.
+var ErrNotInstalled = errors.New("it is not installed")
+
+const defaultRoot = "/var/lib/datalayer/node-mount-gateway"
+
+// Removal is what is to be taken away.
+type Removal struct {
+	// Force also where Pods have mounts: they keep them, and nobody takes them away.
+	Force    bool
+	Timeout  time.Duration
+	Operator *Operator
+}
+
+// Removed is what was done.
+type Removed struct {
+	Release   string `json:"release"`
+	Namespace string `json:"namespace"`
+	// Using are the Pods that had mounts, NAMESPACE/NAME.
+	Using []string `json:"using"`
+	// Operator is the Deployment that was turned off, NAMESPACE/NAME.
+	Operator string `json:"operator,omitempty"`
+	// Stays is what is left on the nodes.
+	Stays string `json:"stays"`
+}
+
+// Uninstall turns the operator's half off, and takes the agents away.
+func (c Cluster) Uninstall(ctx context.Context, r Removal) (Removed, error) {
+	done := Removed{Release: ReleaseName, Namespace: c.Helm.namespace, Using: []string{}}
+	last, err := c.Helm.newest()
+	if err != nil {
+		return done, err
+	}
+	if !installed(last) {
+		return done, advised{
+			fmt.Errorf("release %s in namespace %s: %w", ReleaseName, c.Helm.namespace, ErrNotInstalled),
+			"-n chooses the namespace of the release: `helm list -A` shows where it is",
+		}
+	}
+	s, root, err := settingsOf(last)
+	if err != nil {
+		return done, err
+	}
+	done.Stays = root
+	if done.Using, err = c.using(ctx, s); err != nil {
+		return done, err
+	}
+	if len(done.Using) > 0 && !r.Force {
+		return done, advised{
+			fmt.Errorf("%w: %s", ErrInUse, listed(done.Using)),
+			"revoke them (`node-mounts revoke POD --all`) or delete the Pods; with --force they keep their folders, and hang in Terminating when they are deleted",
+		}
+	}
+	if done.Operator, err = c.turnOff(ctx, r); err != nil {
+		return done, err
+	}
+	c.tell("taking the release away")
+	if err := c.Helm.remove(r.Timeout); err != nil {
+		return done, err
+	}
+	return done, c.gone(ctx, last, r.Timeout)
+}
+
+// gone waits until the agents have ended. The DaemonSet is gone before them.
+func (c Cluster) gone(ctx context.Context, last *release.Release, timeout time.Duration) error {
+	objects, err := parse(last.Manifest, last.Namespace)
+	if err != nil {
+		return err
+	}
+	a, err := findAgent(objects)
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithTimeout(ctx, timeout)
+	defer stop()
+	var left []string
+	err = wait.PollUntilContextCancel(ctx, c.interval(), true, func(ctx context.Context) (bool, error) {
+		list, err := c.Client.CoreV1().Pods(a.Namespace).List(ctx, a.pods())
+		if err != nil {
+			return false, transient(err)
+		}
+		now := []string{}
+		for _, p := range list.Items {
+			now = append(now, p.Name+" on "+p.Spec.NodeName)
+		}
+		if len(now) != len(left) {
+			c.tell("%d agents are still there", len(now))
+		}
+		left = now
+		return len(left) == 0, nil
+	})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return advised{
+			fmt.Errorf("the release is gone, and after %s agents are still there (%s): %w", timeout, listed(left), ErrTimeout),
+			"is the kubelet of their nodes alive? `kubectl get nodes`",
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("waiting for the agents to end: %w", err)
+	}
+	return nil
+}
+
+// turnOff is the first half of an uninstallation. An operator that goes on granting
+// makes Pods that wait for ever.
+func (c Cluster) turnOff(ctx context.Context, r Removal) (string, error) {
+	if r.Operator != nil {
+		h, err := c.half(ctx, *r.Operator)
+		if err != nil {
+			return "", err
+		}
+		return r.Operator.String(), c.turn(ctx, h, false)
+	}
+	halves, err := c.onHalves(ctx, nil)
+	if err != nil || r.Force {
+		return "", err
+	}
+	for _, o := range halves {
+		return "", advised{
+			fmt.Errorf("the operator's half is on: %s would go on to ask for mounts that nobody makes", o),
+			fmt.Sprintf("turn it off first: `%s`, or --operator %s does it here", o.Switch(false), o),
+		}
+	}
+	return "", nil
+}
+
+// settingsOf are what the agents of a release were told, and their folder on the
+// nodes.
+func settingsOf(last *release.Release) (s Serving, root string, err error) {
+	all, err := util.CoalesceValues(last.Chart, last.Config)
+	if err != nil {
+		return s, "", fmt.Errorf("reading the values of the release: %w", err)
+	}
+	root, _ = look(all, "nodeMountGateway.root").(string)
+	return servingOf(all, last.Namespace), cmp.Or(root, defaultRoot), nil
+}
+
+// using are the Pods that have mounts, or ask for some and have not been answered.
+func (c Cluster) using(ctx context.Context, s Serving) ([]string, error) {
+	out, names := []string{}, grant.NamesFor(s.Prefix)
+	list, err := c.Client.CoreV1().Pods(s.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return out, fmt.Errorf("looking for Pods with mounts: %w", err)
+	}
+	for i := range list.Items {
+		if p := &list.Items[i]; hasMounts(p, names) {
+			out = append(out, p.Namespace+"/"+p.Name)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// hasMounts tells whether an agent has something of the Pod to take away. The answer
+// lists what stands; a grant that is not answered yet may stand in part. Of a Pod
+// that has ended the agent has taken all away, and its answer stays.
+func hasMounts(p *corev1.Pod, names grant.Names) bool {
+	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		return false
+	}
+	var answered string
+	if text, ok := p.Annotations[names.Ready]; ok {
+		st, err := grant.DecodeStatus(text)
+		if err != nil || len(st.Mounted) > 0 {
+			return true
+		}
+		answered = st.Hash
+	}
+	text, asks := p.Annotations[names.Mounts]
+	if !asks || p.Spec.NodeName == "" {
+		return false
+	}
+	set := grant.Decode(text)
+	return len(set.Mounts) > 0 && set.Hash != answered
+}
+
+func listed(pods []string) string {
+	const most = 10
+	if len(pods) <= most {
+		return strings.Join(pods, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(pods[:most], ", "), len(pods)-most)
+}
+
+// remove takes the release away, and waits until its objects are gone.
+func (h *Helm) remove(timeout time.Duration) error {
+	un := action.NewUninstall(h.cfg)
+	un.Timeout, un.WaitStrategy, un.DeletionPropagation = timeout, kube.StatusWatcherStrategy, "background"
+	if _, err := un.Run(ReleaseName); err != nil {
+		return advised{fmt.Errorf("taking the release away: %w", err), "repeat this command; `helm uninstall " + ReleaseName + " -n " + h.namespace + "` does the same"}
+	}
+	return nil
+}
