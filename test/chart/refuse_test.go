@@ -1,0 +1,77 @@
+package chart
+
+import (
+	"strings"
+	"testing"
+)
+
+// Each of these must not render, and must say what is wrong: says is part of the
+// message.
+func TestWhatCannotWorkIsRefusedInOneSentence(t *testing.T) {
+	for name, test := range map[string]struct{ values, says string }{
+		"nothing to run":                   {"nodeMountGateway: {enabled: false}", "there is nothing to run: set nodeMountGateway.enabled=true"},
+		"no claim":                         {`nodeMountGateway: {sharedFilesystemClaim: ""}`, "needs nodeMountGateway.sharedFilesystemClaim"},
+		"the CSI driver":                   {"driver: {gatewayOnly: false}", "driver.gatewayOnly=false is not served by this release yet"},
+		"a relay without TLS":              {"driver: {allowInsecureRelay: true}", "driver.allowInsecureRelay is not served by this release yet"},
+		"a relay":                          {"relay: {host: relay.example.org}", "relay is not served by this release yet"},
+		"a relay's Pods":                   {"relay: {podSelector: {app: relay}}", "relay is not served by this release yet"},
+		"credentials":                      {"nodeMountGateway: {credentials: true}", "nodeMountGateway.credentials is not served by this release yet"},
+		"bridges":                          {"nodeMountGateway: {localBridges: true}", "nodeMountGateway.localBridges is not served by this release yet"},
+		"buckets":                          {"nodeMountGateway: {buckets: true}", "nodeMountGateway.buckets is not served by this release yet"},
+		"repositories":                     {"nodeMountGateway: {repositories: true}", "nodeMountGateway.repositories is not served by this release yet"},
+		"exports":                          {"nodeMountGateway: {nfs: true}", "nodeMountGateway.nfs is not served by this release yet"},
+		"root in the claim":                {"nodeMountGateway: {root: /mnt/shared-fs/x}", "lie in one another"},
+		"root in kubelet's folder":         {"nodeMountGateway: {root: /var/lib/kubelet/x}", "lie in one another"},
+		"root is kubelet's folder":         {"nodeMountGateway: {root: /var/lib/kubelet/}", "lie in one another"},
+		"the claim in root":                {"nodeMountGateway: {sharedFilesystemMountPath: /var/lib/datalayer/node-mount-gateway/x}", "lie in one another"},
+		"kubelet's folder in the claim":    {"kubeletDir: /mnt/shared-fs/kubelet", "lie in one another"},
+		"the claim in kubelet's folder":    {"nodeMountGateway: {sharedFilesystemMountPath: /var/lib/kubelet/pods}", "lie in one another"},
+		"alerts without runbooks":          {`monitoring: {prometheusRule: true, runbookBaseUrl: ""}`, "needs monitoring.runbookBaseUrl"},
+		"denied with a warning":            {"admission: {pods: {actions: [Deny, Warn]}}", "admission.pods.actions has Deny and Warn"},
+		"a key nobody reads":               {"nodeMountGateway: {sharedFilesystemCliam: x}", "sharedFilesystemCliam"},
+		"a key nobody reads, at the top":   {"nodemountgateway: {enabled: true}", "nodemountgateway"},
+		"a number as text":                 {`nodeMountGateway: {maxMountsPerPod: "32"}`, "maxMountsPerPod"},
+		"no mounts":                        {"nodeMountGateway: {maxMountsPerPod: 0}", "maxMountsPerPod"},
+		"more mounts than a set has":       {"nodeMountGateway: {maxMountsPerPod: 1001}", "maxMountsPerPod"},
+		"more mounts than a node stands":   {"nodeMountGateway: {maxMountsPerNode: 20001}", "maxMountsPerNode"},
+		"a relative path":                  {"kubeletDir: var/lib/kubelet", "kubeletDir"},
+		"the whole filesystem":             {"nodeMountGateway: {root: /}", "root"},
+		"a path that walks":                {"nodeMountGateway: {root: /var/../etc}", "root"},
+		"a namespace that is none":         {"nodeMountGateway: {namespace: Datalayer_Runtimes}", "namespace"},
+		"an owner by name":                 {"nodeMountGateway: {owner: jovyan}", "owner"},
+		"a port that is none":              {"driver: {healthPort: 0}", "healthPort"},
+		"a level that is none":             {"driver: {logLevel: verbose}", "logLevel"},
+		"a digest that is none":            {"image: {digest: latest}", "digest"},
+		"a pull policy that is none":       {"image: {pullPolicy: Sometimes}", "pullPolicy"},
+		"an argument that is no flag":      {"driver: {extraArgs: [recover]}", "extraArgs"},
+		"an address range that is none":    {"apiServer: {cidr: 10.0.0.1}", "cidr"},
+		"an action that is none":           {"admission: {grants: {actions: [Refuse]}}", "actions"},
+		"an update of no node":             {"updateStrategy: {maxUnavailable: 0}", "maxUnavailable"},
+		"a surge":                          {"updateStrategy: {maxSurge: 1}", "maxSurge"},
+		"labels that the selectors are of": {"podLabels: {app.kubernetes.io/name: other}", "app.kubernetes.io/name"},
+		"a prefix with a slash":            {"nodeMountGateway: {annotationPrefix: example.org/x}", "annotationPrefix"},
+		"a quoted CEL string that ends":    {`nodeMountGateway: {annotationPrefix: "a\" || true || \""}`, "annotationPrefix"},
+		"a volume's name that is none":     {"nodeMountGateway: {volumeName: A_B}", "volumeName"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := render(t, least, test.values)
+			if err == nil {
+				t.Fatal("it renders")
+			}
+			if !strings.Contains(err.Error(), test.says) {
+				t.Errorf("it says %q, and nothing of %q", err, test.says)
+			}
+		})
+	}
+}
+
+func TestTheDefaultsAloneAskForWhatIsMissing(t *testing.T) {
+	_, err := render(t)
+	if err == nil || !strings.Contains(err.Error(), "set nodeMountGateway.enabled=true and nodeMountGateway.sharedFilesystemClaim") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestHelmsGlobalValuesAreNoError(t *testing.T) {
+	must(t, least, "global: {anything: [1]}")
+}

@@ -1,0 +1,274 @@
+package chart
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+func env(t testing.TB, r rendered, name string) string {
+	t.Helper()
+	value := "(not there)"
+	for _, e := range driver(t, r).Env {
+		if e.Name == name {
+			value = e.Value
+		}
+	}
+	return value
+}
+
+func driver(t testing.TB, r rendered) corev1.Container {
+	t.Helper()
+	for _, c := range agents(t, r).Spec.Template.Spec.Containers {
+		if c.Name == "driver" {
+			return c
+		}
+	}
+	t.Fatal("the DaemonSet has no container driver")
+	return corev1.Container{}
+}
+
+func arg(t testing.TB, r rendered, flag string) string {
+	t.Helper()
+	value := "(not there)"
+	for _, a := range driver(t, r).Args {
+		if v, ok := strings.CutPrefix(a, flag+"="); ok {
+			value = v
+		}
+	}
+	return value
+}
+
+// mount is "the volume's host path or claim at the path, propagated so".
+func mount(t testing.TB, r rendered, volume string) string {
+	t.Helper()
+	spec := agents(t, r).Spec.Template.Spec
+	source := "nothing"
+	for _, v := range spec.Volumes {
+		switch {
+		case v.Name != volume:
+		case v.HostPath != nil:
+			source = v.HostPath.Path
+		case v.PersistentVolumeClaim != nil:
+			source = v.PersistentVolumeClaim.ClaimName
+		}
+	}
+	for _, m := range driver(t, r).VolumeMounts {
+		if m.Name == volume && m.MountPropagation != nil {
+			return fmt.Sprintf("%s at %s %s", source, m.MountPath, *m.MountPropagation)
+		}
+	}
+	return source + " not mounted"
+}
+
+func egress(t testing.TB, r rendered) string {
+	t.Helper()
+	policy := named[*networkingv1.NetworkPolicy](t, r.objects, fullname)
+	last := policy.Spec.Egress[len(policy.Spec.Egress)-1]
+	to := "any"
+	if len(last.To) > 0 {
+		to = last.To[0].IPBlock.CIDR
+	}
+	return fmt.Sprintf("%s:%s", to, last.Ports[0].Port)
+}
+
+func podAnnotation(t testing.TB, r rendered, key string) string {
+	t.Helper()
+	return agents(t, r).Spec.Template.Annotations[key]
+}
+
+func kinds(t testing.TB, r rendered) string {
+	t.Helper()
+	return fmt.Sprintf("%d Roles, %d ClusterRoles", len(all[*rbacv1.Role](r.objects)), len(all[*rbacv1.ClusterRole](r.objects)))
+}
+
+// place is where one value of the reference lands: what is found there with the
+// default, and with another value.
+type place struct {
+	value, other         string // other: YAML that sets it
+	find                 func(testing.TB, rendered) string
+	byDefault, withOther string
+}
+
+func places() []place {
+	gateway := func(field string) string { return "nodeMountGateway: {" + field + "}" }
+	ofEnv := func(name string) func(testing.TB, rendered) string {
+		return func(t testing.TB, r rendered) string { t.Helper(); return env(t, r, name) }
+	}
+	ofArg := func(flag string) func(testing.TB, rendered) string {
+		return func(t testing.TB, r rendered) string { t.Helper(); return arg(t, r, flag) }
+	}
+	ofMount := func(volume string) func(testing.TB, rendered) string {
+		return func(t testing.TB, r rendered) string { t.Helper(); return mount(t, r, volume) }
+	}
+	return []place{
+		{"sharedFilesystemClaim", gateway("sharedFilesystemClaim: other"), ofMount("shared"), "shared-fs at /mnt/shared-fs HostToContainer", "other at /mnt/shared-fs HostToContainer"},
+		{"sharedFilesystemMountPath", gateway("sharedFilesystemMountPath: /other"), ofMount("shared"), "shared-fs at /mnt/shared-fs HostToContainer", "shared-fs at /other HostToContainer"},
+		{"sharedFilesystemMountPath for the agent", gateway("sharedFilesystemMountPath: /other"), ofEnv("DATALAYER_SHARED_FS_MOUNT_PATH"), "/mnt/shared-fs", "/other"},
+		{
+			"root", gateway("root: /data/nm"), ofMount("root"),
+			"/var/lib/datalayer/node-mount-gateway at /var/lib/datalayer/node-mount-gateway Bidirectional", "/data/nm at /data/nm Bidirectional",
+		},
+		{"root for the agent", gateway("root: /data/nm/"), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_ROOT"), "/var/lib/datalayer/node-mount-gateway", "/data/nm"},
+		{"kubeletDir", "kubeletDir: /data/kubelet", ofMount("kubelet"), "/var/lib/kubelet at /var/lib/kubelet Bidirectional", "/data/kubelet at /data/kubelet Bidirectional"},
+		{"kubeletDir for the agent", "kubeletDir: /data/kubelet", ofEnv("DATALAYER_KUBELET_DIR"), "/var/lib/kubelet", "/data/kubelet"},
+		{"namespace", gateway("namespace: other"), ofEnv("DATALAYER_RUNTIMES_NAMESPACE"), "datalayer-runtimes", "other"},
+		{"namespace, empty", gateway(`namespace: ""`), ofEnv("DATALAYER_RUNTIMES_NAMESPACE"), "datalayer-runtimes", ""},
+		{"namespace for RBAC", gateway(`namespace: ""`), kinds, "2 Roles, 0 ClusterRoles", "0 Roles, 2 ClusterRoles"},
+		{"events for RBAC", gateway("events: false"), kinds, "2 Roles, 0 ClusterRoles", "1 Roles, 0 ClusterRoles"},
+		{"events", gateway("events: false"), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_EVENTS"), "true", "false"},
+		{"maxMountsPerPod", gateway("maxMountsPerPod: 7"), ofEnv("DATALAYER_MAX_MOUNTS_PER_POD"), "32", "7"},
+		{"maxMountsPerNode", gateway("maxMountsPerNode: 20000"), ofEnv("DATALAYER_MAX_MOUNTS_PER_NODE"), "512", "20000"},
+		{"annotationPrefix", gateway("annotationPrefix: example.org"), ofArg("--annotation-prefix"), "runtime-pools.datalayer.io", "example.org"},
+		{"volumeName", gateway("volumeName: other"), ofArg("--volume-name"), "node-mount-gateway", "other"},
+		{"mountPath", gateway("mountPath: /other"), ofArg("--mount-path"), "/mnt/datalayer", "/other"},
+		{"owner", gateway(`owner: "5:6"`), ofArg("--owner"), "1000:100", "5:6"},
+		{"sandboxedRuntimes", gateway("sandboxedRuntimes: [a, b]"), ofArg("--sandboxed-runtimes"), "gvisor,runsc,kata", "a,b"},
+		{"healthPort", "driver: {healthPort: 99}", ofEnv("DATALAYER_LOCAL_CSI_HEALTH_PORT"), "9808", "99"},
+		{"healthPort for scraping", "driver: {healthPort: 99}", func(t testing.TB, r rendered) string {
+			t.Helper()
+			return podAnnotation(t, r, "prometheus.io/port")
+		}, "9808", "99"},
+		{"logLevel", "driver: {logLevel: warn}", ofEnv("DATALAYER_LOG_LEVEL"), "info", "warn"},
+		{"extraEnv", "driver: {extraEnv: [{name: A, value: b}]}", ofEnv("A"), "(not there)", "b"},
+		{"extraArgs", "driver: {extraArgs: [--a=b]}", ofArg("--a"), "(not there)", "b"},
+		{"apiServer.port", "apiServer: {port: 6443}", egress, "any:443", "any:6443"},
+		{"apiServer.cidr", "apiServer: {cidr: 10.0.0.1/32}", egress, "any:443", "10.0.0.1/32:443"},
+		{"monitoring.annotations", "monitoring: {annotations: false}", func(t testing.TB, r rendered) string {
+			t.Helper()
+			return podAnnotation(t, r, "prometheus.io/scrape")
+		}, "true", ""},
+		{"podAnnotations win", `podAnnotations: {prometheus.io/scrape: "false"}`, func(t testing.TB, r rendered) string {
+			t.Helper()
+			return podAnnotation(t, r, "prometheus.io/scrape")
+		}, "true", "false"},
+		{"monitoring.prometheusRule", "monitoring: {prometheusRule: true}", func(_ testing.TB, r rendered) string {
+			return fmt.Sprint(r.rules != nil)
+		}, "false", "true"},
+		{"image", `image: {repository: r.example/n, tag: t}`, func(t testing.TB, r rendered) string {
+			t.Helper()
+			return driver(t, r).Image
+		}, "ghcr.io/datalayer/node-mounts:" + appVersion, "r.example/n:t"},
+		{"image.digest", `image: {tag: t, digest: "sha256:` + strings.Repeat("a", 64) + `"}`, func(t testing.TB, r rendered) string {
+			t.Helper()
+			return driver(t, r).Image
+		}, "ghcr.io/datalayer/node-mounts:" + appVersion, "ghcr.io/datalayer/node-mounts@sha256:" + strings.Repeat("a", 64)},
+		{"claimHolder", "claimHolder: {enabled: true}", func(_ testing.TB, r rendered) string {
+			return fmt.Sprint(len(all[*appsv1.DaemonSet](r.objects)))
+		}, "1", "2"},
+		{"priorityClassName", "priorityClassName: mine", func(t testing.TB, r rendered) string {
+			t.Helper()
+			return agents(t, r).Spec.Template.Spec.PriorityClassName
+		}, "system-node-critical", "mine"},
+		{"tolerations", "tolerations: []", func(t testing.TB, r rendered) string {
+			t.Helper()
+			return fmt.Sprint(agents(t, r).Spec.Template.Spec.Tolerations)
+		}, "[{ Exists   <nil>}]", "[]"},
+	}
+}
+
+const appVersion = "0.1.0"
+
+func TestEveryValueLandsInItsPlace(t *testing.T) {
+	for _, p := range places() {
+		t.Run(p.value, func(t *testing.T) {
+			if got := p.find(t, must(t, least)); got != p.byDefault {
+				t.Errorf("by default %q, want %q", got, p.byDefault)
+			}
+			if got := p.find(t, must(t, least, p.other)); got != p.withOther {
+				t.Errorf("with %s %q, want %q", p.other, got, p.withOther)
+			}
+		})
+	}
+}
+
+func TestTheAgentsPodIsAsTightAsAMountAgentCanBe(t *testing.T) {
+	set := agents(t, must(t, least))
+	spec, c := set.Spec.Template.Spec, driver(t, must(t, least))
+	if !spec.HostPID || spec.HostNetwork || spec.HostIPC || spec.ShareProcessNamespace != nil {
+		t.Errorf("of the node it shares more than its processes, or less: %+v", spec)
+	}
+	if sc := c.SecurityContext; !*sc.Privileged || *sc.RunAsUser != 0 || !*sc.ReadOnlyRootFilesystem || sc.AppArmorProfile.Type != corev1.AppArmorProfileTypeUnconfined {
+		t.Errorf("security context %+v", sc)
+	}
+	if len(spec.Containers) != 1 || len(spec.InitContainers) != 0 {
+		t.Errorf("%d containers", len(spec.Containers)+len(spec.InitContainers))
+	}
+	update := set.Spec.UpdateStrategy.RollingUpdate
+	if update.MaxSurge.IntValue() != 0 || update.MaxUnavailable.IntValue() != 1 {
+		t.Errorf("it rolls with %+v", update)
+	}
+	for _, probe := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe} {
+		if probe.HTTPGet.Port.StrVal != "health" {
+			t.Errorf("a probe asks %v", probe.HTTPGet)
+		}
+	}
+	if c.LivenessProbe.HTTPGet.Path != "/healthz" || c.ReadinessProbe.HTTPGet.Path != "/readyz" {
+		t.Errorf("it lives by %s and is ready by %s", c.LivenessProbe.HTTPGet.Path, c.ReadinessProbe.HTTPGet.Path)
+	}
+	if ref := c.Env[0]; ref.Name != "NODE_ID" || ref.ValueFrom.FieldRef.FieldPath != "spec.nodeName" {
+		t.Errorf("it knows its node by %+v", ref)
+	}
+}
+
+func TestTheProfileIsAnAnnotationBeforeItIsAField(t *testing.T) {
+	r, err := renderFor(t, cluster{"v1.29.4-eks-1"}, least)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := podAnnotation(t, r, "container.apparmor.security.beta.kubernetes.io/driver"); got != "unconfined" {
+		t.Errorf("the annotation is %q", got)
+	}
+	if p := driver(t, r).SecurityContext.AppArmorProfile; p != nil {
+		t.Errorf("the field is set, which this API server does not know: %v", p)
+	}
+	if strings.Contains(r.text, "ValidatingAdmissionPolicy") {
+		t.Error("a policy is rendered that this API server does not know")
+	}
+	if !strings.Contains(r.notes, "no ValidatingAdmissionPolicy") {
+		t.Errorf("nobody is told: %s", r.notes)
+	}
+}
+
+func TestTheClaimHolderIsNobody(t *testing.T) {
+	r := must(t, least, "claimHolder: {enabled: true}")
+	set := named[*appsv1.DaemonSet](t, r.objects, fullname+"-claim-holder")
+	spec := set.Spec.Template.Spec
+	c := spec.Containers[0]
+	if set.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
+		t.Errorf("it rolls with the agents: %v", set.Spec.UpdateStrategy)
+	}
+	if spec.HostPID || *spec.AutomountServiceAccountToken || !*spec.SecurityContext.RunAsNonRoot || *c.SecurityContext.AllowPrivilegeEscalation ||
+		c.SecurityContext.Privileged != nil || c.SecurityContext.Capabilities.Drop[0] != "ALL" || !c.VolumeMounts[0].ReadOnly {
+		t.Errorf("it may more than hold a claim: %+v", spec)
+	}
+	if claim := spec.Volumes[0].PersistentVolumeClaim.ClaimName; claim != "shared-fs" {
+		t.Errorf("it holds %s", claim)
+	}
+}
+
+func TestMonitoringReachesTheAgentsAndTenantsDoNot(t *testing.T) {
+	policy := named[*networkingv1.NetworkPolicy](t, must(t, least).objects, fullname)
+	from := policy.Spec.Ingress[0].From
+	if len(policy.Spec.Ingress) != 1 || len(from) != 1 || from[0].NamespaceSelector == nil {
+		t.Fatalf("ingress %+v", policy.Spec.Ingress)
+	}
+	if e := from[0].NamespaceSelector.MatchExpressions[0]; e.Operator != "NotIn" || e.Values[0] != runtimes {
+		t.Errorf("the namespace of the sandboxes is not left out: %+v", e)
+	}
+	if port := policy.Spec.Ingress[0].Ports[0].Port.IntValue(); port != 9808 {
+		t.Errorf("port %d", port)
+	}
+}
+
+func TestNotesEndInTheVerifyCommand(t *testing.T) {
+	notes := strings.TrimSpace(must(t, least).notes)
+	if !strings.HasSuffix(notes, "\n  kubectl node-mounts verify") {
+		t.Errorf("they end in %q", notes[max(0, len(notes)-60):])
+	}
+}
