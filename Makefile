@@ -23,6 +23,15 @@ KUBERNETES_VERSION  = $(shell cd test/kubernetes && $(GO) list -m -f '{{.Version
 KUBERNETES_NAMES   := etcd kube-apiserver kubelet kube-controller-manager kube-scheduler kubectl
 KUBEBUILDER_ASSETS ?= $(KUBERNETES)
 
+# The image of `make image`, and for which machines: amd64 or arm64.
+IMAGE   ?= ghcr.io/datalayer/node-mounts
+VERSION  = $(or $(shell git describe --tags --always --dirty 2>/dev/null),unknown)
+TAG     ?= $(VERSION)
+ARCH    ?= $(shell $(GO) env GOARCH)
+
+# promtool and Prometheus as Debian has them, unpacked beside it.
+PROMETHEUS := $(CACHE)/debs-prometheus
+
 # Seconds each fuzz target runs for in `make fuzz`.
 FUZZTIME ?= 10s
 
@@ -37,13 +46,42 @@ build: ## compile the commands into bin/
 	@mkdir -p bin
 	$(GO) build -o bin/ $(addprefix ./cmd/,$(BINS))
 
+.PHONY: binaries
+binaries: ## compile the commands as the image has them, into bin/linux-ARCH/ (ARCH=arm64)
+	@mkdir -p bin/linux-$(ARCH) && find bin/linux-$(ARCH) -type f $(BINS:%=! -name %) -delete
+	GOOS=linux GOARCH=$(ARCH) $(GO) build -ldflags '-s -w' -o bin/linux-$(ARCH)/ $(addprefix ./cmd/,$(BINS))
+
+.PHONY: image
+image: binaries ## build the container image without Docker: bin/image-ARCH.tar (root)
+	@tools/agent-image $(ARCH) $(CACHE) $(IMAGE):$(TAG) bin/image-$(ARCH).tar
+
+.PHONY: test-images
+test-images: ## build the images of the tests' Pods into bin/test-images/
+	@tools/testimages bin/test-images $(CACHE)
+
 .PHONY: demo
 demo: build ## grant, change and revoke folders in a running sandbox, on this machine (root)
 	@bin/node-mounts demo
 
 .PHONY: test
 test: $(TOOLS)/gotestsum kubernetes ## run every test, on the kernel and a real API server too (root)
-	@KUBEBUILDER_ASSETS=$(KUBEBUILDER_ASSETS) tools/test $(TOOLS)/gotestsum
+	@tools/debs $(PROMETHEUS) prometheus
+	@KUBEBUILDER_ASSETS=$(KUBEBUILDER_ASSETS) PROMTOOL=$(PROMETHEUS)/usr/bin/promtool tools/test $(TOOLS)/gotestsum
+
+# containerd, runc and the network plugins as Debian has them, unpacked beside it.
+NODE_DEBS := $(CACHE)/debs-node
+# Kernels of other releases, for virtual machines.
+KERNELS   := $(CACHE)/kernels
+
+.PHONY: e2e
+e2e: $(TOOLS)/gotestsum kubernetes image test-images ## run the tests on a real node (root; E2E="-run Reboot" for some)
+	@tools/debs $(NODE_DEBS) containerd runc containernetworking-plugins
+	@tools/debs $(PROMETHEUS) prometheus
+	@test/vm/kernels $(KERNELS)
+	@KUBEBUILDER_ASSETS=$(KUBEBUILDER_ASSETS) NODE_MOUNTS_DEBS=$(NODE_DEBS) NODE_MOUNTS_IMAGES=$(CURDIR)/bin/test-images \
+		NODE_MOUNTS_AGENT_ARCHIVE=$(CURDIR)/bin/image-$(ARCH).tar NODE_MOUNTS_AGENT_IMAGE=$(IMAGE):$(TAG) \
+		NODE_MOUNTS_COMMANDS=$(CURDIR)/bin/linux-$(ARCH) NODE_MOUNTS_KERNELS=$(KERNELS) NODE_MOUNTS_PROMETHEUS=$(PROMETHEUS) \
+		tools/e2e $(TOOLS)/gotestsum $(E2E)
 
 .PHONY: check
 check: check-format check-vet check-lint check-modules check-docs ## format, vet, lint, modules and generated pages
@@ -58,10 +96,12 @@ check-format: $(TOOLS)/gofumpt
 .PHONY: check-vet
 check-vet:
 	$(GO) vet ./...
+	cd tools && $(GO) vet ./...
 
 .PHONY: check-lint
 check-lint: $(TOOLS)/golangci-lint
 	$(TOOLS)/golangci-lint run ./...
+	cd tools && $(TOOLS)/golangci-lint run ./...
 
 .PHONY: check-modules
 check-modules:

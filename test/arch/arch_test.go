@@ -132,6 +132,14 @@ func examples() []example {
 		{"Kubernetes", "operator/a.go", false, "package operator\nimport _ \"k8s.io/api/core/v1\"\n"},
 		{"Kubernetes", "internal/agent/a.go", false, "package agent\nimport _ \"k8s.io/utils/clock\"\n"},
 
+		{"Helm is", "internal/agentcmd/a.go", true, "package agentcmd\nimport _ \"helm.sh/helm/v4/pkg/action\" // <-\n"},
+		{"Helm is", "internal/cli/a.go", true, "package cli\nimport _ \"helm.sh/helm/v4/pkg/strvals\" // <-\n"},
+		{"Helm is", "cmd/node-mounts-agent/main.go", true, "package main\nimport _ \"github.com/datalayer/node-mounts/internal/install\" // <-\n"},
+		{"Helm is", "internal/cli/a.go", false, "package cli\nimport _ \"github.com/datalayer/node-mounts/internal/install\"\n"},
+		{"Helm is", "internal/install/a.go", false, "package install\nimport _ \"helm.sh/helm/v4/pkg/action\"\n"},
+		{"Helm is", "test/chart/a_test.go", false, "package chart\nimport _ \"helm.sh/helm/v4/pkg/engine\"\n"},
+
+		{"Kubernetes", "internal/install/a.go", false, "package install\nimport _ \"k8s.io/client-go/rest\"\n"},
 		{"grant and", "grant/a_test.go", true, "package grant\nimport _ \"github.com/rogpeppe/go-internal/txtar\" // <-\n"},
 		{"grant and", "internal/bridge/wire/a.go", true, "package wire\nimport _ \"golang.org/x/crypto/hkdf\" // <-\n"},
 		{"grant and", "grant/a.go", true, "package grant\nimport _ \"github.com/datalayer/node-mounts/internal/plan\" // <-\n"},

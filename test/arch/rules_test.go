@@ -28,13 +28,18 @@ func rules() []rule {
 		{
 			"mounts are made in internal/mnt alone",
 			"one package owns the mount table: flags are set before a mount is attached and exactly one mount is taken away per step " +
-				"only as long as nobody else calls the kernel (internal/simnode plays kubelet and the container runtime, tests play anybody)",
+				"only as long as nobody else calls the kernel (internal/simnode, test/node and test/vm are machines, tests play anybody)",
 			mountCalls,
 		},
 		{
 			"Kubernetes is spoken to in internal/kube and the commands alone",
 			"the agent's decisions must be testable without a cluster, and an API type in the core would make every test build one",
 			kubernetes,
+		},
+		{
+			"Helm is used in internal/install and by the chart's tests alone",
+			"its library doubles the size of a program; the agent, whose image every node pulls, must not have it",
+			helmInstalls,
 		},
 		{
 			"grant and internal/bridge/wire use the standard library alone",
@@ -93,7 +98,7 @@ var mountNames = regexp.MustCompile(`\A(Mount|Unmount|OpenTree|OpenTreeAttr|Move
 	`SYS_(MOUNT|UMOUNT|UMOUNT2|OPEN_TREE|OPEN_TREE_ATTR|MOVE_MOUNT|MOUNT_SETATTR|FSOPEN|FSPICK|FSCONFIG|FSMOUNT))\z`)
 
 func mountCalls(s source) []string {
-	if s.test() || s.in("internal/mnt", "internal/simnode") {
+	if s.test() || s.in("internal/mnt", "internal/simnode", "test/node", "test/vm") {
 		return nil
 	}
 	var found []string
@@ -139,11 +144,23 @@ func mountCommands(s source) []string {
 }
 
 func kubernetes(s source) []string {
-	if s.in("internal/kube", "operator", "internal/verify", "internal/demo", "internal/cli", "test/system", "test/bench", "cmd") {
+	if s.in("internal/kube", "internal/fleet", "internal/install", "operator", "internal/verify", "internal/demo", "internal/cli", "test/chart", "test/system", "test/bench", "test/node", "test/e2e", "cmd") {
 		return nil
 	}
 	return importsOf(s, func(p string) bool {
 		return under(p, "k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery")
+	})
+}
+
+// helmInstalls keeps Helm, and what brings it along, out of everything but the
+// command line.
+func helmInstalls(s source) []string {
+	if s.in("internal/install", "test/chart", "charts") {
+		return nil
+	}
+	return importsOf(s, func(p string) bool {
+		brings := under(p, modulePath+"/internal/install") && !s.in("internal/cli")
+		return brings || under(p, "helm.sh/helm")
 	})
 }
 
