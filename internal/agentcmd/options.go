@@ -149,7 +149,7 @@ func podOptions() []Option {
 			set:  func(s *settings, v string) error { return label(&s.volume, v) },
 		},
 		{
-			Flag: "mount-path", Default: "/mnt/datalayer", Type: "path",
+			Flag: "mount-path", Default: grant.DefaultMountPath, Type: "path",
 			Help: "where Pods are expected to mount the volume; shown by /gateway, each Pod's own path is what counts",
 			set:  func(s *settings, v string) error { return dir(&s.mount, v) },
 		},
