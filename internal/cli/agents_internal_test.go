@@ -44,7 +44,10 @@ func TestWhatAnAgentSeesIsAddedToItsPodsAlone(t *testing.T) {
 	pods := []summary{
 		{UID: "u1", Node: "node-a", Targets: []target{{Target: "ada", State: targetMounted}}},
 		{UID: "u2", Node: "node-a", Targets: []target{}},
-		{UID: "u3", Node: "node-b"}, {UID: "u4", Node: "node-c"}, {UID: "u5", Node: "node-d"}, {UID: "u6"},
+		{UID: "u3", Node: "node-b"},
+		{UID: "u4", Node: "node-c"},
+		{UID: "u5", Node: "node-d"},
+		{UID: "u6"},
 	}
 	s := look(t.Context(), &f, nodesOf(pods))
 	for i := range pods {

@@ -1,27 +1,19 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/util/exec"
-	"k8s.io/klog/v2"
-	"k8s.io/streaming/pkg/httpstream"
 
+	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
@@ -58,7 +50,7 @@ func (p *probing) check() error {
 // results are told.
 func (p *probing) run(ctx context.Context, errOut io.Writer, c verify.Cluster, cfg *rest.Config, f verify.Facts) ([]verify.Result, error) {
 	probe := verify.ProbeOf(f)
-	probe.API, probe.Exec, probe.Bound = c.API, containers{c.API, cfg}, p.bound
+	probe.API, probe.Exec, probe.Bound = c.API, containers{fleet.Containers{Client: c.API, Config: cfg}}, p.bound
 	if p.image != "" {
 		probe.Image, probe.PullPolicy = p.image, ""
 	}
@@ -77,39 +69,17 @@ func (p *probing) run(ctx context.Context, errOut io.Writer, c verify.Cluster, c
 	return results, ctx.Err()
 }
 
-// containers runs commands in containers.
-type containers struct {
-	api    kubernetes.Interface
-	config *rest.Config
-}
+// containers runs the probe's commands.
+type containers struct{ fleet.Containers }
 
 // maxOutput bounds what is kept of a command's output: a mount table is the longest.
 const maxOutput = 8 << 20
 
-// Run implements verify.Executor. It asks by a WebSocket, and by SPDY where something
-// on the way knows none.
+// Run implements verify.Executor.
 func (c containers) Run(ctx context.Context, namespace, pod, container string, command ...string) (string, error) {
-	request := c.api.CoreV1().RESTClient().Post().Namespace(namespace).Resource("pods").Name(pod).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
-	config := rest.CopyConfig(c.config)
-	config.Timeout = 0 // ctx has the bound
-	socket, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet, request.URL().String())
-	if err != nil {
-		return "", err
-	}
-	spdy, err := remotecommand.NewSPDYExecutor(config, http.MethodPost, request.URL())
-	if err != nil {
-		return "", err
-	}
-	executor, err := remotecommand.NewFallbackExecutor(socket, spdy, func(err error) bool {
-		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
-	})
-	if err != nil {
-		return "", err
-	}
-	ctx = klog.NewContext(ctx, logr.Discard()) // else it logs on the user's terminal
-	var out, complaint bytes.Buffer
-	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &most{&out}, Stderr: &most{&complaint}})
+	out, complaint := &fleet.Bounded{Most: maxOutput}, &fleet.Bounded{Most: maxOutput}
+	in := fleet.Place{Namespace: namespace, Pod: pod, Container: container}
+	err := c.Exec(ctx, in, command, fleet.Streams{Out: out, Err: complaint})
 	var exit exec.CodeExitError
 	if errors.As(err, &exit) {
 		return out.String(), &verify.ExitError{Status: exit.Code, Stderr: complaint.String()}
@@ -118,14 +88,4 @@ func (c containers) Run(ctx context.Context, namespace, pod, container string, c
 		return "", fmt.Errorf("run a command in %s/%s: %w", namespace, pod, err)
 	}
 	return out.String(), nil
-}
-
-// most keeps so much of what is written, and says where it is more.
-type most struct{ to *bytes.Buffer }
-
-func (m *most) Write(p []byte) (int, error) {
-	if m.to.Len()+len(p) > maxOutput {
-		return 0, errors.New("the command's output is too large")
-	}
-	return m.to.Write(p)
 }

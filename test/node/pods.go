@@ -10,24 +10,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/util/exec"
+
+	"github.com/datalayer/node-mounts/internal/fleet"
 )
 
 // Exec runs a program in a container. A program that ends with a status has no
 // error; code is its status.
 func (n *Node) Exec(ctx context.Context, namespace, pod, container string, argv []string, stdin io.Reader) (stdout, stderr string, code int, err error) {
-	req := n.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(namespace).Name(pod).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Container: container, Command: argv, Stdin: stdin != nil, Stdout: true, Stderr: true}, scheme.ParameterCodec)
-	stream, err := executor(n.config, req)
-	if err != nil {
-		return "", "", 0, err
-	}
 	var out, problems bytes.Buffer
-	err = stream.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stdin, Stdout: &out, Stderr: &problems})
+	err = fleet.Containers{Client: n.client, Config: n.config}.Exec(ctx, fleet.Place{Namespace: namespace, Pod: pod, Container: container}, argv,
+		fleet.Streams{In: stdin, Out: &out, Err: &problems})
 	var exit exec.CodeExitError
 	if errors.As(err, &exit) {
 		return out.String(), problems.String(), exit.Code, nil
@@ -36,19 +29,6 @@ func (n *Node) Exec(ctx context.Context, namespace, pod, container string, argv 
 		err = fmt.Errorf("exec %q in %s/%s: %w: %s", argv, namespace, pod, err, problems.String())
 	}
 	return out.String(), problems.String(), 0, err
-}
-
-// executor asks as kubectl does: by WebSocket, and by SPDY where that is refused.
-func executor(config *rest.Config, req *rest.Request) (remotecommand.Executor, error) {
-	socket, err := remotecommand.NewWebSocketExecutor(config, "GET", req.URL().String())
-	if err != nil {
-		return nil, err
-	}
-	spdy, err := remotecommand.NewSPDYExecutor(config, "POST", req.URL())
-	if err != nil {
-		return nil, err
-	}
-	return remotecommand.NewFallbackExecutor(socket, spdy, httpstream.IsUpgradeFailure)
 }
 
 // WaitPod waits until the condition has nothing against a Pod.

@@ -207,8 +207,10 @@ ENTRYPOINT ["/agent"]
 	for number, want := range [][]string{
 		{"0644 0:0 ./etc/os-release x"},
 		{"0755 0:0 usr/local/bin/agent program"},
-		{"0755 1000:100 bin/", "0777 1000:100 bin/sh busybox", "0755 1000:100 etc/", "0644 1000:100 etc/motd hello",
-			"0755 1000:100 home/", "1777 1000:100 home/ada/"},
+		{
+			"0755 1000:100 bin/", "0777 1000:100 bin/sh busybox", "0755 1000:100 etc/", "0644 1000:100 etc/motd hello",
+			"0755 1000:100 home/", "1777 1000:100 home/ada/",
+		},
 		{"0644 0:0 srv/motd hello", "0777 0:0 srv/sh busybox"},
 		{"0644 0:0 etc/other hello"},
 	} {

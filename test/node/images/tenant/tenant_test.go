@@ -207,8 +207,17 @@ func procFlags(t *testing.T) []string {
 
 func TestAWrongCommandLineIsSaidToBeOne(t *testing.T) {
 	for _, args := range [][]string{
-		nil, {"dance"}, {"wait", "more"}, {"hold-open"}, {"cwd", "a", "b"}, {"stat"}, {"crash-after", "soon"},
-		{"write-on-term", "f"}, {"write-on-term", "-for", "x", "f", "t"}, {"append-loop"}, {"read-loop", "-every", "0", "f"},
+		nil,
+		{"dance"},
+		{"wait", "more"},
+		{"hold-open"},
+		{"cwd", "a", "b"},
+		{"stat"},
+		{"crash-after", "soon"},
+		{"write-on-term", "f"},
+		{"write-on-term", "-for", "x", "f", "t"},
+		{"append-loop"},
+		{"read-loop", "-every", "0", "f"},
 	} {
 		var wrong usageError
 		if err := run(args, nil, io.Discard); !errors.As(err, &wrong) {
