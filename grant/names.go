@@ -19,11 +19,13 @@ const (
 	// unless a deployment chooses its own.
 	DefaultPrefix = "runtime-pools.datalayer.io"
 
-	// DefaultVolumeName is the name of the gateway volume in a Pod, and
-	// DefaultMountPath where its containers mount it, unless a deployment chooses
-	// its own.
+	// DefaultVolumeName is the name of the gateway volume in a Pod, unless a
+	// deployment chooses its own.
 	DefaultVolumeName = "node-mount-gateway"
-	DefaultMountPath  = "/mnt/datalayer"
+
+	// DefaultMountPath is where a Pod's containers mount that volume, unless a
+	// deployment chooses its own.
+	DefaultMountPath = "/mnt/datalayer"
 )
 
 // Names are the keys that a deployment uses on its Pods.

@@ -151,14 +151,14 @@ func TestACertificateThatIsNotAcceptedIsNoSilence(t *testing.T) {
 		"silent":       {&tls.Config{}, "https://127.0.0.1:1", "the API server does not answer"},
 	} {
 		client := &http.Client{Transport: &http.Transport{TLSClientConfig: c.config}}
-		_, err := client.Get(c.url)
+		_, err := client.Get(c.url) //nolint:bodyclose // each of them fails
 		if hint := hintOf(fmt.Errorf("list the Pods: %w", err), programName); !strings.HasPrefix(hint, c.hint) {
 			t.Errorf("%s: %v: hint %q", name, err, hint)
 		}
 	}
 	plain := httptest.NewServer(nil)
 	defer plain.Close()
-	_, err := http.Get(strings.Replace(plain.URL, "http:", "https:", 1))
+	_, err := http.Get(strings.Replace(plain.URL, "http:", "https:", 1)) //nolint:bodyclose // it fails
 	if hint := hintOf(err, programName); !strings.Contains(hint, "speaks no TLS") {
 		t.Errorf("%v: hint %q", err, hint)
 	}

@@ -76,16 +76,12 @@ func (c Cluster) checkNamespaces(ctx context.Context, r Request, t *todo) ([]Row
 		return nil, err
 	}
 	row := Row{Check: checkNamespace, Status: verify.OK, Detail: r.Namespace}
-	switch level := ""; {
-	case own == nil:
+	if own == nil {
 		row.Status, row.Detail = verify.Fail, r.Namespace+" does not exist"
 		row.Hint = "the release goes where the claim is: choose that namespace with -n, or make it and the claim"
-	default:
-		level = own.Labels[enforceLabel]
-		if level != "" && level != "privileged" {
-			row.Status, row.Detail = verify.Fail, fmt.Sprintf("%s enforces the Pod Security level %q, and the agent is privileged", r.Namespace, level)
-			row.Hint = fmt.Sprintf("`kubectl label namespace %s --overwrite %s=privileged`, or install into a namespace of its own with a claim of its own", r.Namespace, enforceLabel)
-		}
+	} else if level := own.Labels[enforceLabel]; level != "" && level != "privileged" {
+		row.Status, row.Detail = verify.Fail, fmt.Sprintf("%s enforces the Pod Security level %q, and the agent is privileged", r.Namespace, level)
+		row.Hint = fmt.Sprintf("`kubectl label namespace %s --overwrite %s=privileged`, or install into a namespace of its own with a claim of its own", r.Namespace, enforceLabel)
 	}
 	rows := []Row{row}
 	if t.serving.Namespace == "" || t.serving.Namespace == r.Namespace {

@@ -21,7 +21,7 @@ import (
 )
 
 // ErrInUse is an uninstallation while Pods have mounts.
-var ErrInUse = errors.New("Pods have mounts")
+var ErrInUse = errors.New("some Pods have mounts")
 
 // ErrNotInstalled is an uninstallation of what is not there.
 var ErrNotInstalled = errors.New("it is not installed")

@@ -46,7 +46,7 @@ func networkPolicy(f Facts) []Result {
 			}
 		}
 		partly := len(stopped) < len(f.API.Value)
-		if len(stopped) > 0 && !(partly && anyReady(f)) {
+		if len(stopped) > 0 && (!partly || !anyReady(f)) {
 			r := Result{Status: Fail, Detail: fmt.Sprintf("%s does not let the agents reach %s", policyNames(selecting), some(stopped, ", "))}
 			if partly || anyReady(f) {
 				r.Status = Warn

@@ -153,7 +153,7 @@ func outlives(f Facts) []Result {
 	held, partly := holder(f)
 	return perNode(f, func(n nodeview.Node) Result {
 		c := n.Facts.Claim
-		what := fmt.Sprintf("%s is kept by %s", or(c.Filesystem, "the claim's filesystem"), or(string(c.Backing), string(nodeview.BackingUnknown)))
+		var what string
 		switch {
 		case !c.Mounted:
 			return Result{Status: Skip, Detail: "no claim is mounted: see \"Shared filesystem claim\""}

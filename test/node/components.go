@@ -65,7 +65,7 @@ func programs(o Options) []program {
 }
 
 // configFiles are the components' files, by their paths on the disk.
-func configFiles(o Options) map[string]string {
+func configFiles() map[string]string {
 	return map[string]string{
 		"etc/hosts": "127.0.0.1 localhost\n" + nodeAddress + " " + nodeName + "\n",
 		// Look-ups fail at once: nothing listens there.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -127,7 +128,7 @@ func (s *supervisor) end(o order) error {
 		return nil
 	case <-patience.C:
 	}
-	if err := syscall.Kill(c.pid, syscall.SIGKILL); err != nil && err != unix.ESRCH {
+	if err := syscall.Kill(c.pid, syscall.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("killing %s: %w", o.Name, err)
 	}
 	<-c.ended

@@ -108,7 +108,7 @@ func (n *Node) install() error {
 			return err
 		}
 	}
-	for name, text := range configFiles(n.o) {
+	for name, text := range configFiles() {
 		if err := os.WriteFile(n.disk(name), []byte(text), 0o644); err != nil {
 			return err
 		}

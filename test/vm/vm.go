@@ -62,7 +62,7 @@ func (m Machine) Run(ctx context.Context) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	vmlinuz, err := one(filepath.Join(m.Kernel, "boot", "vmlinuz-*"))
 	if err != nil {
 		return Result{}, err

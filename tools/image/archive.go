@@ -33,7 +33,7 @@ func archive(out, name string, img v1.Image) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(file.Name()) // without effect once renamed
+	defer func() { _ = os.Remove(file.Name()) }() // without effect once renamed
 	defer file.Close()
 	w := tar.NewWriter(file)
 	for _, b := range blobs {

@@ -37,7 +37,7 @@ func start(args ...string) *running {
 	c := &running{stop: make(chan os.Signal, 1), out: bufio.NewReader(r), done: make(chan error, 1)}
 	go func() {
 		err := run(args, c.stop, w)
-		w.Close()
+		_ = w.Close()
 		c.done <- err
 	}()
 	return c
