@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/spelling"
 )
 
 // codePrefix begins every code. On the command line it may be left out.
@@ -94,33 +95,9 @@ func findCodes(args []string) ([]grant.CodeInfo, error) {
 // closest is the code that a mistyped one is most like, "" where it is like none:
 // where more than a third of it would have to change.
 func closest(wanted string) string {
-	best, least := "", len(wanted)/3+1
+	var known []string
 	for _, c := range grant.Codes() {
-		if d := distance(wanted, shortCode(c.Code)); d < least {
-			best, least = shortCode(c.Code), d
-		}
+		known = append(known, shortCode(c.Code))
 	}
-	return best
-}
-
-// distance is how many bytes have to be added, left out or changed to make b of a
-// (Levenshtein's).
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return spelling.Nearest(wanted, known, len(wanted)/3)
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/datalayer/node-mounts/internal/spelling"
 )
 
 // Variable is an environment variable that sets a value of the chart.
@@ -92,37 +94,15 @@ func (v Variable) read(text string) (any, error) {
 const farthest = 5
 
 func unknownVariable(name string) string {
-	nearest, distance := "", farthest+1
+	var known []string
 	for _, v := range Variables() {
-		if d := apart(name, v.Name); d < distance {
-			nearest, distance = v.Name, d
-		}
+		known = append(known, v.Name)
 	}
+	nearest := spelling.Nearest(name, known, farthest)
 	if nearest == "" {
 		return name + " is set and not read: `--set` sets what has no variable"
 	}
 	return fmt.Sprintf("%s is set and not read: is %s meant?", name, nearest)
-}
-
-// apart is how many letters must be changed, added or left out to make b of a.
-func apart(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		corner := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := corner
-			if a[i] != b[j] {
-				cost++
-			}
-			corner = row[j+1]
-			row[j+1] = min(cost, row[j]+1, corner+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // set puts a value at a path with dots.
