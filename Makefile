@@ -70,6 +70,8 @@ test: $(TOOLS)/gotestsum kubernetes ## run every test, on the kernel and a real 
 
 # containerd, runc and the network plugins as Debian has them, unpacked beside it.
 NODE_DEBS := $(CACHE)/debs-node
+# The programs of an NFS server, for one of the virtual machines.
+NFS_DEBS  := $(CACHE)/debs-nfs
 # Kernels of other releases, for virtual machines.
 KERNELS   := $(CACHE)/kernels
 
@@ -77,10 +79,11 @@ KERNELS   := $(CACHE)/kernels
 e2e: $(TOOLS)/gotestsum kubernetes image test-images ## run the tests on a real node (root; E2E="-run Reboot" for some)
 	@tools/debs $(NODE_DEBS) containerd runc containernetworking-plugins
 	@tools/debs $(PROMETHEUS) prometheus
+	@tools/debs -r $(NFS_DEBS) nfs-kernel-server
 	@test/vm/kernels $(KERNELS)
 	@KUBEBUILDER_ASSETS=$(KUBEBUILDER_ASSETS) NODE_MOUNTS_DEBS=$(NODE_DEBS) NODE_MOUNTS_IMAGES=$(CURDIR)/bin/test-images \
 		NODE_MOUNTS_AGENT_ARCHIVE=$(CURDIR)/bin/image-$(ARCH).tar NODE_MOUNTS_AGENT_IMAGE=$(IMAGE):$(TAG) \
-		NODE_MOUNTS_COMMANDS=$(CURDIR)/bin/linux-$(ARCH) NODE_MOUNTS_KERNELS=$(KERNELS) NODE_MOUNTS_PROMETHEUS=$(PROMETHEUS) \
+		NODE_MOUNTS_COMMANDS=$(CURDIR)/bin/linux-$(ARCH) NODE_MOUNTS_KERNELS=$(KERNELS) NODE_MOUNTS_NFS=$(NFS_DEBS) NODE_MOUNTS_PROMETHEUS=$(PROMETHEUS) \
 		tools/e2e $(TOOLS)/gotestsum $(E2E)
 
 .PHONY: check

@@ -98,7 +98,7 @@ func (e entry) targetKey() (target, problem string) {
 	}
 	target = trimSpace(e.target.text)
 	if !validTarget(target) {
-		return "", "target " + quote(target) + " is not a plain folder name: use at most 127 letters, digits, '.', '_' and '-', the first a letter, a digit or '_'"
+		return "", called("target", target) + " is not a plain folder name: use at most 127 letters, digits, '.', '_' and '-', the first a letter, a digit or '_'"
 	}
 	return target, ""
 }
@@ -156,7 +156,7 @@ func (e entry) kindInfo() (KindInfo, string) {
 	kind := trimSpace(e.kind.text)
 	info, ok := Kind(kind).Info()
 	if !ok {
-		return KindInfo{}, "kind " + quote(kind) + " is not one that can be mounted"
+		return KindInfo{}, called("kind", kind) + " is not one that can be mounted"
 	}
 	return info, ""
 }
@@ -169,7 +169,7 @@ func (e entry) access() (Mode, string) {
 	}
 	mode := Mode(strings.ToLower(trimSpace(e.mode.text)))
 	if mode != ReadOnly && mode != ReadWrite {
-		return "", "mode " + quote(e.mode.text) + ` is neither "ro" nor "rw"`
+		return "", called("mode", e.mode.text) + ` is neither "ro" nor "rw"`
 	}
 	if e.allowExecFault != "" {
 		return "", "allow_exec " + e.allowExecFault
@@ -187,10 +187,7 @@ func (e entry) cleanSource(info KindInfo) (string, string) {
 	}
 	cleaned, problem := info.source(text)
 	if problem != "" {
-		if mayHoldCredentials(info.Kind, text) {
-			return "", "source " + problem
-		}
-		return "", "source " + quote(text) + " " + problem
+		return "", called("source", text) + " " + problem
 	}
 	return cleaned, ""
 }
@@ -204,9 +201,9 @@ func (e entry) cleanRevision(kind Kind) (string, string) {
 	revision := trimSpace(e.revision.text)
 	switch {
 	case kind == KindGit && (len(revision) != 40 || !within(revision, 40, isLowerHex)):
-		return "", "revision " + quote(revision) + " is not a commit id of 40 lower-case hex digits: pin the commit, not a branch or a tag"
+		return "", called("revision", revision) + " is not a commit id of 40 lower-case hex digits: pin the commit, not a branch or a tag"
 	case revision != "" && !within(revision, 128, isPrintable):
-		return "", "revision " + quote(revision) + " is not printable ASCII of at most 128 characters"
+		return "", called("revision", revision) + " is not printable ASCII of at most 128 characters"
 	}
 	return revision, ""
 }
@@ -217,7 +214,8 @@ func (e entry) cleanSecret() (string, string) {
 	}
 	secret := trimSpace(e.secret.text)
 	if secret != "" && !validSecretName(secret) {
-		return "", "secret " + quote(secret) + " is not the name of a Kubernetes Secret: use lower-case letters, digits, '-' and '.'"
+		// Never repeated: somebody may have written the secret itself.
+		return "", "secret is not the name of a Kubernetes Secret: use lower-case letters, digits, '-' and '.'"
 	}
 	return secret, ""
 }

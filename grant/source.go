@@ -191,17 +191,6 @@ func repositoryProblem(path string) string {
 	return ""
 }
 
-// mayHoldCredentials reports whether a source must not be repeated in a message:
-// what stands before an "@" in an address may be a password, what stands in its
-// query a token. The address may have been written under another kind.
-func mayHoldCredentials(kind Kind, text string) bool {
-	if kind != KindGit && !strings.Contains(text, "://") {
-		return false
-	}
-	text = strings.TrimPrefix(strings.TrimPrefix(text, "ssh://"), "git@")
-	return strings.ContainsAny(text, "@?#")
-}
-
 // cutHost splits host:rest, where an IPv6 host is in brackets.
 func cutHost(text string) (host, rest string, found bool) {
 	end := strings.IndexByte(text, ']') + 1

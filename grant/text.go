@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxQuoted is how much of somebody's input a message repeats, in bytes.
+// maxQuoted is how long input may be that a message repeats, in bytes.
 const maxQuoted = 80
 
 // trimSpace removes white space from both ends. The separators U+001C to U+001F
@@ -30,13 +30,26 @@ func cut(s string, limit int) string {
 	return s[:limit]
 }
 
-// quote makes input fit for a message: bounded, and without control characters.
-func quote(s string) string {
-	if short := cut(s, maxQuoted); len(short) < len(s) {
-		return strconv.Quote(short) + "..."
+// called names a field and repeats what is in it, where that is short and plainly
+// no more than a name or a path. A message goes into an annotation and an event
+// that others read.
+func called(field, s string) string {
+	if mayHoldCredentials(s) {
+		return field + " (not repeated here, it may hold credentials)"
 	}
-	return strconv.Quote(s)
+	return field + " " + quote(s)
 }
+
+// mayHoldCredentials reports whether a text must not be repeated: what stands
+// before an "@" or after a ":" may be a password, what stands in a query a token,
+// and a long text may be a key. Whatever the field or the kind says: an address may
+// have been written in the wrong one.
+func mayHoldCredentials(s string) bool {
+	return len(s) > maxQuoted || strings.ContainsAny(s, "@:?#=&%")
+}
+
+// quote makes input fit for a message, without control characters.
+func quote(s string) string { return strconv.Quote(s) }
 
 // within reports whether s is not empty, not longer than limit bytes, and made
 // of bytes that ok accepts.

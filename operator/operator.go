@@ -28,6 +28,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/kube/absence"
 )
 
 // Errors of this package. Those of the API are wrapped, as they came.
@@ -46,6 +47,12 @@ var (
 	// that one.
 	ErrSuperseded = errors.New("another set has been written since")
 )
+
+// podsResource is how an API server's Status names what it is about.
+const podsResource = "pods"
+
+// errNoAPIServer: any JSON object is read as a Pod, one without a name.
+var errNoAPIServer = errors.New("what answers is not a Kubernetes API server: its document is not the Pod")
 
 // NotGrantedError says that Remove was given targets that are not granted.
 type NotGrantedError struct {
@@ -159,10 +166,14 @@ func (c *Client) get(ctx context.Context, pod Pod) (*corev1.Pod, error) {
 	// No resource version: a quorum read, never an API server's old copy.
 	p, err := c.pods.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err):
+	case absence.Said(err, podsResource, pod.Name):
 		return nil, fmt.Errorf("%w: %w", ErrGone, err)
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("%w: %w", absence.ErrNotSaid, err)
 	case err != nil:
 		return nil, err
+	case !absence.Is(p, pod.Namespace, pod.Name):
+		return nil, errNoAPIServer
 	case pod.UID != "" && p.UID != pod.UID:
 		return nil, fmt.Errorf("%w: its name belongs to another Pod now (uid %s)", ErrGone, p.UID)
 	}
@@ -206,7 +217,7 @@ func (c *Client) edit(ctx context.Context, pod Pod, e edit) (Asked, error) {
 		case err == nil:
 			a, _ := c.asked(p)
 			return a, nil
-		case apierrors.IsNotFound(err):
+		case absence.Said(err, podsResource, pod.Name):
 			return Asked{}, failed(e.op, pod, fmt.Errorf("%w: %w", ErrGone, err))
 		case !apierrors.IsConflict(err):
 			return Asked{}, failed(e.op, pod, err)

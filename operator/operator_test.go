@@ -3,7 +3,9 @@ package operator_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -287,5 +289,35 @@ func refusalsComeThrough(t *testing.T, s *servertest.Server) {
 	}
 	if _, err := p.waits(asked)(); !apierrors.IsForbidden(err) {
 		t.Errorf("wait: %v", err)
+	}
+}
+
+func TestAServerThatIsNoAPIServerDoesNotSayThatAPodIsMissing(t *testing.T) {
+	for name, c := range map[string]struct {
+		code int
+		body string
+	}{
+		"a page":            {http.StatusNotFound, "<html>404 Not Found</html>"},
+		"an empty document": {http.StatusOK, "{}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(c.code)
+				_, _ = io.WriteString(w, c.body)
+			}))
+			defer server.Close()
+			api, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+			must(t, err)
+			client, pod := operator.New(api.CoreV1(), names), operator.Pod{Namespace: namespace, Name: "p", UID: "u"}
+			_, granted := client.Grant(t.Context(), pod, home("ada"))
+			_, asked := client.Asked(t.Context(), pod)
+			_, waited := client.Wait(t.Context(), operator.Asked{Pod: pod})
+			for op, err := range map[string]error{"Grant": granted, "Asked": asked, "Wait": waited} {
+				if err == nil || errors.Is(err, operator.ErrGone) {
+					t.Errorf("%s: %v", op, err)
+				}
+			}
+		})
 	}
 }

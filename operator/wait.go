@@ -129,8 +129,8 @@ func (w *waiter) answer(p *corev1.Pod) (st grant.Status, done bool, err error) {
 // or the server says that it is not well. One that refuses goes on refusing.
 func passes(err error) bool {
 	var status apierrors.APIStatus
-	if !errors.As(err, &status) {
-		return true
+	if !errors.As(err, &status) || apierrors.IsUnexpectedServerError(err) {
+		return true // not an API server's word: a load balancer between two of them, say
 	}
 	code := status.Status().Code
 	return code >= http.StatusInternalServerError || code == http.StatusTooManyRequests

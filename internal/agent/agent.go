@@ -65,6 +65,7 @@ type Processes interface {
 	Tables(ctx context.Context, ps []procs.Process) ([]procs.Table, error)
 	Holding(ctx context.Context, ps []procs.Process, ids map[int]bool) ([]procs.Holding, error)
 	Loose(ctx context.Context, ps []procs.Process, devs map[mnt.Dev]bool, shown map[int]bool) ([]procs.Holding, error)
+	Others(ctx context.Context, ids map[int]bool) ([]procs.Process, error)
 	WaitEnded(ctx context.Context, uid string) error
 }
 
@@ -100,11 +101,18 @@ type Config struct {
 	// BootID is this boot of the node's: what mounts end with.
 	BootID string
 	// Journal is opened in Root where it is nil.
-	Journal   Journal
-	Claim     Claim
-	Table     mnt.Table
-	Processes Processes
-	API       API
+	Journal Journal
+	Claim   Claim
+	Table   mnt.Table
+	// HostMounts reads the node's own mount table; nil where it is the agent's, or may
+	// not be seen.
+	HostMounts func() ([]mnt.Mount, error)
+	Processes  Processes
+	API        API
+	// NFS says how exports are mounted, where the policy serves them.
+	NFS delivery.NFS
+	// Secrets is needed where the policy has credentials.
+	Secrets Secrets
 	// Events are told to nobody where it is nil.
 	Events  Events
 	Budget  *deadline.Budget

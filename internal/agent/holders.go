@@ -190,6 +190,8 @@ func (a *Agent) whoHolds(ctx context.Context, l look, held []journal.Held) []fou
 	if len(there.ps) == 0 && there.err == nil {
 		return out
 	}
+	outside, err := a.stillOutside(ctx, held)
+	errs = append(errs, err)
 	// One look at every open file for all of them: mostly there is nothing.
 	holding, err := a.Processes.Holding(ctx, there.ps, idsOf(held, there.shown))
 	errs = append(errs, err)
@@ -200,6 +202,9 @@ func (a *Agent) whoHolds(ctx context.Context, l look, held []journal.Held) []fou
 	for i, h := range held {
 		if o, has := hasAny(h, open); has && out[i].why == "" {
 			out[i] = found{fmt.Sprintf("process %d still has it (%s)", o.PID, o.What), true}
+		}
+		if outside[i] != "" && out[i].why == "" {
+			out[i] = found{outside[i], true}
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -257,7 +262,7 @@ func doubt(there *around, h journal.Held, loose []procs.Holding) string {
 	case h.Blind && there.anyOf(h.Unseen):
 		return "it could not be looked at before it was taken away, so it cannot be told whether a process has a file open in it"
 	case h.Busy:
-		return "the kernel called it busy and it cannot be told who holds it"
+		return "the kernel called it busy, and neither a process of the Pod nor another one of the node was seen to have it"
 	}
 	return ""
 }

@@ -123,6 +123,11 @@ func remember(h *journal.Held, before journal.Held) {
 		}
 	}
 	h.Busy = h.Busy || before.Busy
+	for _, p := range before.Outsiders {
+		if !slices.Contains(h.Outsiders, p) {
+			h.Outsiders = append(h.Outsiders, p)
+		}
+	}
 	if before.Blind {
 		h.Blind, h.Unseen = true, before.Unseen
 	}
@@ -132,13 +137,13 @@ func remember(h *journal.Held, before journal.Held) {
 // records of them, learn which were busy without anybody to be seen.
 func (a *Agent) undoAll(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string, taken []journal.Held) []error {
 	errs := make([]error, len(targets))
-	a.undoEach(ctx, s, tree, targets, errs, false)
+	a.undoEach(ctx, s, tree, targets, errs, always)
 	if slices.ContainsFunc(errs, isBusy) {
 		// Before they go: it is never as plain again who has them.
-		if err := a.judgeBusy(ctx, s, p, targets, errs, taken); err != nil {
+		if err := a.judgeBusy(ctx, s, p, tree, targets, errs, taken); err != nil {
 			return append(errs, err)
 		}
-		a.undoEach(ctx, s, tree, targets, errs, true)
+		a.undoEach(ctx, s, tree, targets, errs, detach)
 	}
 	for i, t := range targets {
 		if errs[i] != nil {
@@ -161,23 +166,31 @@ func (a *Agent) undoAll(ctx context.Context, s *podState, p plan.Pod, tree *bene
 
 func isBusy(err error) bool { return errors.Is(err, mnt.ErrBusy) }
 
-// undoEach undoes mounts in parallel: all of them or, with detach, those that were
-// busy.
-func (a *Agent) undoEach(ctx context.Context, s *podState, tree *beneath.Dir, targets []string, errs []error, detach bool) {
+// attempt says which mounts an attempt is for, and how.
+type attempt int
+
+const (
+	always   attempt = iota // all of them
+	onceMore                // those that were busy
+	detach                  // those that were busy, whoever has them
+)
+
+// undoEach undoes mounts in parallel.
+func (a *Agent) undoEach(ctx context.Context, s *podState, tree *beneath.Dir, targets []string, errs []error, how attempt) {
 	var wg sync.WaitGroup
 	for i, t := range targets {
-		if detach && !isBusy(errs[i]) {
+		if how != always && !isBusy(errs[i]) {
 			continue
 		}
 		e := *s.j.Find(t)
-		wg.Go(func() { errs[i] = a.undo(ctx, tree, e, detach) })
+		wg.Go(func() { errs[i] = a.undo(ctx, tree, e, how == detach) })
 	}
 	wg.Wait()
 }
 
-// judgeBusy records which of the busy mounts nobody is seen to have. In the
-// journal before they go, too: no later look can tell.
-func (a *Agent) judgeBusy(ctx context.Context, s *podState, p plan.Pod, targets []string, errs []error, taken []journal.Held) error {
+// judgeBusy records who has the busy mounts, or that nobody is seen to have one. In
+// the journal before they go, too: no later look can tell.
+func (a *Agent) judgeBusy(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string, errs []error, taken []journal.Held) error {
 	var of []int
 	var busy []journal.Held
 	for i, h := range taken {
@@ -185,13 +198,25 @@ func (a *Agent) judgeBusy(ctx context.Context, s *podState, p plan.Pod, targets 
 			of, busy = append(of, i), append(busy, h)
 		}
 	}
-	for n, explained := range a.explained(ctx, lookAt(s, p), busy) {
-		taken[of[n]].Busy = taken[of[n]].Busy || !explained
+	explained := a.explained(ctx, lookAt(s, p), busy)
+	if slices.Contains(explained, false) {
+		busy = a.outsiders(ctx, lookAt(s, p), busy)
+		again := false
+		for n := range busy {
+			explained[n] = explained[n] || len(busy[n].Outsiders) > 0
+			again = again || !explained[n]
+		}
+		if again {
+			// Whoever passed through may have left since.
+			a.undoEach(ctx, s, tree, targets, errs, onceMore)
+		}
 	}
-	for _, i := range of {
+	for n, i := range of {
+		busy[n].Busy = busy[n].Busy || !explained[n] && isBusy(errs[slices.Index(targets, busy[n].Target)])
+		taken[i] = busy[n]
 		for n := range s.j.Held {
 			if s.j.Held[n].Target == taken[i].Target && s.j.Held[n].Record == taken[i].Record {
-				s.j.Held[n].Busy = taken[i].Busy
+				s.j.Held[n] = taken[i]
 			}
 		}
 	}

@@ -13,3 +13,10 @@ func (c *cast) Loose(context.Context, []procs.Process, map[mnt.Dev]bool, map[int
 	defer c.mu.Unlock()
 	return nil, c.doubt()
 }
+
+// Others finds nobody: in a story, nobody of the node goes where the Pods are.
+func (c *cast) Others(context.Context, map[int]bool) ([]procs.Process, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return nil, c.doubt()
+}

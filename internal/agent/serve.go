@@ -113,6 +113,9 @@ func (a *Agent) provide(ctx context.Context, s *podState, p plan.Pod, pl plan.Pl
 		s.storageAsked = true
 		a.askStorage(ctx, s)
 	}
+	if err := a.renew(ctx, s, p, tree, pl); err != nil {
+		return 0, err
+	}
 	hidden, err := a.prove(ctx, s, p, tree, failed)
 	if isNotYet(err) {
 		return a.waitFor(ctx, s, p, pl.Hash, failed, err)
@@ -228,7 +231,7 @@ func (a *Agent) grantAll(ctx context.Context, s *podState, tree *beneath.Dir, mo
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			began := a.Clock.Now()
-			rec, err := a.by[m.Delivery()].Deliver(ctx, tree, m)
+			rec, err := a.deliver(ctx, s, tree, m)
 			results <- delivered{mount: m, record: rec, err: err, took: a.Clock.Since(began)}
 		}()
 	}

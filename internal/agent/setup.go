@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/datalayer/node-mounts/grant"
@@ -56,6 +57,10 @@ func (a *Agent) deliveries(claim Claim) map[grant.Delivery]delivery.Delivery {
 			Bound:  claim.Bound,
 			Keys:   a.Keys,
 			Budget: a.Budget,
+		},
+		// Also where no export is served: one that stands from before can be undone.
+		grant.DeliveryFilesystem: &delivery.Filesystem{
+			Table: a.Table, NFS: a.NFS, Bound: cmp.Or(claim.Bound, DefaultBound), Budget: a.Budget,
 		},
 	}
 }

@@ -51,9 +51,22 @@ func (a *Agent) Look(ctx context.Context) (nodeview.Facts, []nodeview.Pod) {
 		}
 	}
 	return facts.Of(ctx, facts.Node{
-		Table: a.Table, Mounts: table, Claimed: table, Probe: a.pods, Root: a.Root, Kubelet: a.Kubelet, SELinux: a.Policy.SELinux,
+		Table: a.Table, Mounts: table, Claimed: table, Host: a.hostMounts(), Probe: a.pods, Root: a.Root, Kubelet: a.Kubelet, SELinux: a.Policy.SELinux,
 		Claim: a.Claim.Path, Bound: a.Claim.Bound, Budget: a.Budget, Keys: a.lookKeys(),
 	}), pods
+}
+
+// hostMounts is the node's own mount table, nil where it cannot be read.
+func (a *Agent) hostMounts() []mnt.Mount {
+	if a.HostMounts == nil {
+		return nil
+	}
+	mounts, err := a.HostMounts()
+	if err != nil {
+		a.Log.Error("reading the node's mount table", "error", err)
+		return nil
+	}
+	return mounts
 }
 
 // lookKeys are what a look at the claim that hangs is charged to: itself, so that

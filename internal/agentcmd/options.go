@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/obs"
 )
 
@@ -43,11 +45,16 @@ type settings struct {
 	owner                            beneath.Owner
 	kubeconfig                       string
 	sandboxed                        []string
+	credentials, nfs                 bool
+	nfsServers                       delivery.Servers
+	nfsTimeout                       time.Duration
 }
 
 // Options is the table of the agent's settings: the flags, the documentation and
 // the tests are made from it.
-func Options() []Option { return slices.Concat(nodeOptions(), limitOptions(), podOptions()) }
+func Options() []Option {
+	return slices.Concat(nodeOptions(), limitOptions(), kindOptions(), podOptions())
+}
 
 // nodeOptions say where the agent is.
 func nodeOptions() []Option {
@@ -115,14 +122,7 @@ func limitOptions() []Option {
 		{
 			Flag: "events", Env: "DATALAYER_NODE_MOUNT_GATEWAY_EVENTS", Default: "true", Type: "true|false",
 			Help: "write Kubernetes events on Pods when their mounts change; needs events: create, patch",
-			set: func(s *settings, v string) error {
-				on, err := strconv.ParseBool(v)
-				if err != nil {
-					return errors.New("want true or false")
-				}
-				s.events = on
-				return nil
-			},
+			set:  func(s *settings, v string) error { return truth(&s.events, v) },
 		},
 		{
 			Flag: "kubeconfig", Env: "KUBECONFIG", Type: "path",

@@ -9,9 +9,11 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/delivery"
 )
 
 func lookup(values map[string]string) func(string) (string, bool) {
@@ -19,6 +21,15 @@ func lookup(values map[string]string) func(string) (string, bool) {
 		v, ok := values[name]
 		return v, ok
 	}
+}
+
+func servers(t *testing.T, list ...string) delivery.Servers {
+	t.Helper()
+	s, err := delivery.ParseServers(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // settle resolves the options from flags and variables.
@@ -39,6 +50,7 @@ func TestTheDefaultsAreThoseOfTheEarlierAgent(t *testing.T) {
 		maxPerPod: 32, maxPerNode: 512, healthPort: 9808, logLevel: "info", events: true,
 		prefix: grant.DefaultPrefix, volume: "node-mount-gateway",
 		owner: beneath.Owner{UID: 1000, GID: 100}, sandboxed: []string{"gvisor", "runsc", "kata"},
+		nfsTimeout: 30 * time.Second,
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -50,23 +62,26 @@ func TestAFlagWinsOverItsVariableAndThatOverTheDefault(t *testing.T) {
 		"NODE_ID": "env-node", "DATALAYER_SHARED_FS_MOUNT_PATH": "/env/shared", "DATALAYER_NODE_MOUNT_GATEWAY_ROOT": "/env/root",
 		"DATALAYER_KUBELET_DIR": "/env/kubelet", "DATALAYER_RUNTIMES_NAMESPACE": "env-ns", "DATALAYER_MAX_MOUNTS_PER_POD": "3",
 		"DATALAYER_MAX_MOUNTS_PER_NODE": "4", "DATALAYER_LOCAL_CSI_HEALTH_PORT": "5", "DATALAYER_LOG_LEVEL": "warn", "KUBECONFIG": "/env/config",
-		"DATALAYER_NODE_MOUNT_GATEWAY_EVENTS": "false",
+		"DATALAYER_NODE_MOUNT_GATEWAY_EVENTS": "false", "DATALAYER_NODE_MOUNT_GATEWAY_CREDENTIALS": "true", "DATALAYER_NODE_MOUNT_GATEWAY_NFS": "true",
+		"DATALAYER_NODE_MOUNT_GATEWAY_NFS_SERVERS": "filer", "DATALAYER_NODE_MOUNT_GATEWAY_NFS_TIMEOUT": "1m",
 	}
 	flags := map[string]string{
 		"node-id": "flag-node", "shared-root": "/flag/shared/", "root": "/flag/root", "kubelet-dir": "/flag/kubelet", "namespace": "flag-ns",
 		"max-mounts-per-pod": "6", "max-mounts-per-node": "7", "health-port": "0", "log-level": "ERROR", "annotation-prefix": "example.org",
 		"volume-name": "gateway", "mount-path": "/mnt/x", "owner": "0:0", "kubeconfig": "/flag/config", "sandboxed-runtimes": " a, ,b",
-		"events": "1",
+		"events": "1", "credentials": "0", "nfs": "1", "nfs-servers": "10.0.0.0/8, Filer.example.org., [fd00::1]", "nfs-timeout": "5s",
 	}
 	fromEnv := settings{
 		node: "env-node", sharedRoot: "/env/shared", root: "/env/root", kubelet: "/env/kubelet", mount: "/mnt/datalayer", namespace: "env-ns",
 		maxPerPod: 3, maxPerNode: 4, healthPort: 5, logLevel: "warn", prefix: grant.DefaultPrefix, volume: "node-mount-gateway",
 		owner: beneath.Owner{UID: 1000, GID: 100}, kubeconfig: "/env/config", sandboxed: []string{"gvisor", "runsc", "kata"},
+		credentials: true, nfs: true, nfsServers: servers(t, "filer"), nfsTimeout: time.Minute,
 	}
 	fromFlags := settings{
 		node: "flag-node", sharedRoot: "/flag/shared", root: "/flag/root", kubelet: "/flag/kubelet", mount: "/mnt/x", namespace: "flag-ns",
 		maxPerPod: 6, maxPerNode: 7, healthPort: 0, logLevel: "ERROR", events: true, prefix: "example.org", volume: "gateway",
 		owner: beneath.Owner{}, kubeconfig: "/flag/config", sandboxed: []string{"a", "b"},
+		nfs: true, nfsServers: servers(t, "10.0.0.0/8", "filer.example.org", "fd00::1"), nfsTimeout: 5 * time.Second,
 	}
 	if got := settle(t, nil, env); !reflect.DeepEqual(got, fromEnv) {
 		t.Errorf("from variables: got  %+v\nwant %+v", got, fromEnv)
@@ -114,6 +129,10 @@ func TestNonsenseIsRefusedWithWhatToDo(t *testing.T) {
 		"health-port":         {"", "-1", "65536", "http"},
 		"log-level":           {"", "verbose", "info+1"},
 		"events":              {"", "yes", "on"},
+		"credentials":         {"", "yes"},
+		"nfs":                 {"", "on"},
+		"nfs-servers":         {"10.0.0.1/8", "10.0.0.0/33", "*.example.org", "a b", "http://x", "fe80::1%eth0"},
+		"nfs-timeout":         {"", "30", "0s", "999ms", "11m", "-1s"},
 		"annotation-prefix":   {"", "Example.org", "a/b", "a..b"},
 		"volume-name":         {"", "a.b", "A", long},
 		"mount-path":          {"", "/", "mnt"},

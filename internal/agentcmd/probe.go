@@ -190,3 +190,11 @@ func (n sighted) List() ([]mnt.Mount, error) {
 	defer f.Close()
 	return mnt.ParseMountinfo(f)
 }
+
+// lister reads the node's mount table; nil where only this process's own is seen.
+func (n sighted) lister() func() ([]mnt.Mount, error) {
+	if n.whose != nodeview.SightNode {
+		return nil
+	}
+	return n.List
+}

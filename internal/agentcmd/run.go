@@ -24,6 +24,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/obs"
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/procs"
+	"github.com/datalayer/node-mounts/internal/secret"
 )
 
 const procDir = "/proc"
@@ -80,7 +81,9 @@ func run(ctx context.Context, version string, s settings, log *slog.Logger, edit
 		Policy: pol, Root: s.root, Kubelet: s.kubelet, BootID: boot,
 		Claim: agent.Claim{Path: s.sharedRoot, Owner: s.owner, Bound: agent.DefaultBound},
 		Table: &mnt.Kernel{}, Processes: procs.New(procDir), API: controller, Budget: budget,
-		Metrics: recorder, Clock: clock.RealClock{}, Log: log,
+		Metrics: recorder, Clock: clock.RealClock{}, Log: log, HostMounts: theNode(procDir).lister(),
+		NFS:     s.exports(),
+		Secrets: &secret.Reader{Source: kube.Secrets{Client: client}, Clock: clock.RealClock{}},
 	}
 	if s.events {
 		// A client of their own: its limit of requests must not hold up an answer.
@@ -123,6 +126,7 @@ func policy(s settings) (plan.Policy, error) {
 	pol := agent.DefaultPolicy(s.node)
 	pol.MaxPerPod, pol.MaxPerNode = s.maxPerPod, s.maxPerNode
 	pol.VolumeName, pol.SandboxedRuntimes = s.volume, s.sandboxed
+	pol.Serves[grant.KindNFS], pol.Credentials = s.nfs, s.credentials
 	var err error
 	pol.SELinux, err = selinux(procDir)
 	return pol, err
@@ -205,5 +209,5 @@ func (n *node) ready() error {
 	case !n.controller.Synced():
 		return errors.New("the pods of this node have not been listed yet: check the agent's network, service account and RBAC")
 	}
-	return nil
+	return n.controller.Answerable()
 }

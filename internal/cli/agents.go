@@ -10,7 +10,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/nodeview"
 )
@@ -24,6 +26,25 @@ type asking struct {
 // bind adds the flags to a command.
 func (a *asking) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&a.namespace, "agent-namespace", "", "namespace of the agents; without it any, which needs the right to list Pods everywhere")
+}
+
+// check looks at the flags alone.
+func (a *asking) check() error { return checkNamespace("--agent-namespace", a.namespace) }
+
+// allowed says, where the agents may not be listed, what would be allowed more often.
+func (a *asking) allowed(err error) error {
+	if !apierrors.IsForbidden(err) {
+		return err
+	}
+	return hinted{err, a.rights()}
+}
+
+// rights are those that asking the agents needs.
+func (a *asking) rights() string {
+	if a.namespace == "" {
+		return "to find the agents wherever they are needs list on pods in all namespaces: with --agent-namespace it needs list on pods, and create on pods/exec, in that one alone"
+	}
+	return "to ask the agents needs list on pods and create on pods/exec in namespace " + a.namespace
 }
 
 // bindNot adds --no-agents.
@@ -44,6 +65,8 @@ type sight struct {
 	pods map[string]nodeview.Pod
 	// unknown says what could not be seen, and why: a line each.
 	unknown []string
+	// refused: the agents may not be listed.
+	refused bool
 }
 
 // look asks the agents of the nodes.
@@ -55,6 +78,7 @@ func look(ctx context.Context, agents fleet.Agents, nodes []string) sight {
 	}
 	if err != nil {
 		out.unknown = []string{fmt.Sprintf("the agents were not asked: %v", err)}
+		out.refused = apierrors.IsForbidden(err)
 		return out
 	}
 	var wanted []fleet.Agent
@@ -114,7 +138,7 @@ func (s sight) add(sum *summary) {
 		}
 	}
 	for _, h := range seen.Held {
-		i := slices.IndexFunc(sum.Targets, func(t target) bool { return t.Target == h.Target && t.State == targetHeld })
+		i := slices.IndexFunc(sum.Targets, func(t target) bool { return t.Target == h.Target && t.Code == string(grant.CodeHeld) })
 		switch {
 		case i < 0: // the Pod is on its way out and has got no answer about it
 			sum.Targets = append(sum.Targets, target{Target: h.Target, State: targetHeld, Reason: h.Why})

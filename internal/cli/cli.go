@@ -48,11 +48,30 @@ func Run(ctx context.Context, inv Invocation) int {
 	root := newRoot(name, inv.Version)
 	root.SetArgs(args)
 	root.SetIn(inv.In)
-	root.SetOut(inv.Out)
+	out := &outlet{to: inv.Out}
+	root.SetOut(out)
 	root.SetErr(inv.Err)
 	err := root.ExecuteContext(ctx)
+	if err == nil && out.err != nil {
+		err = fmt.Errorf("write the result: %w", out.err)
+	}
 	report(inv.Err, name, err)
 	return exitStatus(err)
+}
+
+// outlet remembers that a result could not be written: a command must not succeed
+// whose result nobody has got, also where it is a line that it does not look after.
+type outlet struct {
+	to  io.Writer
+	err error
+}
+
+func (o *outlet) Write(p []byte) (int, error) {
+	n, err := o.to.Write(p)
+	if err != nil && o.err == nil {
+		o.err = err
+	}
+	return n, err
 }
 
 // Command is the command as documentation shows it.
@@ -88,6 +107,8 @@ Pod; the agent on the Pod's node mounts it and answers.`,
 		newVerify(),
 		newInstall(), newUninstall(),
 	)
+	// A name of a file is offered where one is wanted, see takesFile, and nowhere else.
+	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range all(root) {

@@ -3,10 +3,13 @@ package cli_test
 import (
 	"bytes"
 	"context"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -77,6 +80,62 @@ func TestAWaitThatIsInterruptedSaysSoAndNothingMore(t *testing.T) {
 	got := runUntil(ctx, "wait", "sandbox", "--kubeconfig", kubeconfig)
 	if want := (ran{1, "", "error: interrupted\n"}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// mute serves the Pod of api until it was asked that often, and then accepts requests
+// and answers none. It fails the test when somebody asks after having given one up.
+func mute(t *testing.T, answered int32) (kubeconfig string) {
+	t.Helper()
+	names := grant.NamesFor("")
+	text, err := grant.Encode([]grant.Mount{{Source: "x", Target: "x"}})
+	must(t, err)
+	client, err := kubetest.NewClient(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Name: "sandbox", Namespace: "here", Annotations: map[string]string{names.Mounts: text},
+	}})
+	must(t, err)
+	handler := kubetest.Handler(client)
+	var asked atomic.Int32
+	var givenUp atomic.Bool
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) <= answered {
+			handler.ServeHTTP(w, r)
+			return
+		}
+		if givenUp.Load() {
+			t.Errorf("%s %s after the time was over", r.Method, r.URL.Path)
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+		givenUp.Store(true)
+	}))
+	t.Cleanup(server.Close)
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	must(t, writeKubeconfig(&rest.Config{Host: server.URL}, "here", kubeconfig))
+	return kubeconfig
+}
+
+func TestATimeoutIsForAllThatACommandDoes(t *testing.T) {
+	for name, args := range map[string][]string{
+		"grant":  {"grant", "sandbox", "--source", "y", "--target", "y", "--wait"},
+		"set":    {"grant", "sandbox", "--source", "y", "--target", "y", "--wait", "--replace"},
+		"revoke": {"revoke", "sandbox", "x", "--wait"},
+		"all":    {"revoke", "sandbox", "--all", "--wait"},
+		"wait":   {"wait", "sandbox"},
+	} {
+		for answered := range int32(4) {
+			t.Run(fmt.Sprintf("%s, %d answers", name, answered), func(t *testing.T) {
+				t.Parallel()
+				kubeconfig := mute(t, answered)
+				got := run(t, append(args, "--timeout", "1s", "--request-timeout", "0", "--kubeconfig", kubeconfig, "-o", "json")...)
+				if got.status != 4 || !strings.Contains(got.err, "within 1s") || !strings.Contains(got.err, "\nhint: ") {
+					t.Errorf("%+v", got)
+				}
+				if strings.HasPrefix(got.err, "error: no answer") != (got.out != "") {
+					t.Errorf("the document is %q, with\n%s", got.out, got.err)
+				}
+			})
+		}
 	}
 }
 

@@ -1,19 +1,25 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
+	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/operator"
@@ -40,6 +46,7 @@ func (c *cluster) bind(cmd *cobra.Command) {
 	f.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig to use; without it KUBECONFIG or ~/.kube/config")
 	f.StringVar(&c.prefix, "annotation-prefix", grant.DefaultPrefix, "domain of the annotations and the label")
 	f.DurationVar(&c.timeout, "request-timeout", defaultRequestTimeout, "how long one request may take, 0 for ever")
+	takesFile(cmd, "kubeconfig")
 	completeWith(cmd, "namespace", c.namespaces)
 	completeWith(cmd, "context", c.contexts)
 }
@@ -57,16 +64,107 @@ type session struct {
 	operator  *operator.Client
 	namespace string // "" is all of them
 	names     grant.Names
+	// elsewhere are the flags that lead to this cluster, for the commands that hints
+	// name; prefixed is the flag that leads to these annotations.
+	elsewhere, prefixed string
+}
+
+// at names the Pod for a command of kubectl that a hint gives: pasted, it must find
+// the same Pod. mine does so for a command of this program.
+func (s *session) at(pod operator.Pod) string {
+	return pod.Name + " -n " + pod.Namespace + s.elsewhere
+}
+
+func (s *session) mine(pod operator.Pod) string { return s.at(pod) + s.prefixed }
+
+// given are flags as they were given, for a command that is pasted into a shell.
+func given(flags ...[2]string) string {
+	var b strings.Builder
+	for _, f := range flags {
+		value := f[1]
+		if value == "" {
+			continue
+		}
+		if strings.ContainsFunc(value, func(r rune) bool {
+			return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("/._:@-", r)
+		}) {
+			value = "'" + strings.ReplaceAll(value, "'", `'\''`) + "'"
+		}
+		b.WriteString(" --" + f[0] + " " + value)
+	}
+	return b.String()
 }
 
 // connect makes the clients. It sends nothing.
 func (c *cluster) connect() (*session, error) {
-	if problems := validation.IsDNS1123Subdomain(c.prefix); len(problems) > 0 {
-		return nil, usageError{fmt.Errorf("--annotation-prefix %.80q is no domain: %s", c.prefix, problems[0])}
+	if err := c.check(); err != nil {
+		return nil, err
 	}
-	loader := c.loader()
-	namespace, _, err := loader.Namespace()
+	namespace, _, err := c.loader().Namespace()
 	if err != nil {
+		return nil, unusable(err)
+	}
+	if namespaceProblem(namespace) != "" {
+		return nil, unusable(fmt.Errorf("its namespace %.80q is no name of one", namespace))
+	}
+	cfg, err := c.config()
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, unusable(err)
+	}
+	s := &session{config: cfg, client: client, api: client.CoreV1(), namespace: namespace, names: grant.NamesFor(c.prefix)}
+	if c.everywhere {
+		s.namespace = metav1.NamespaceAll
+	}
+	s.elsewhere = given([2]string{"context", c.context}, [2]string{"kubeconfig", c.kubeconfig})
+	if c.prefix != grant.DefaultPrefix {
+		s.prefixed = given([2]string{"annotation-prefix", c.prefix})
+	}
+	s.operator = operator.New(s.api, s.names)
+	return s, nil
+}
+
+// check looks at the flags alone.
+func (c *cluster) check() error {
+	if problems := validation.IsDNS1123Subdomain(c.prefix); len(problems) > 0 {
+		return usageError{fmt.Errorf("--annotation-prefix %.80q is no domain: %s", c.prefix, problems[0])}
+	}
+	if c.timeout < 0 {
+		return usageError{fmt.Errorf("--request-timeout %s is no time: 0 is for ever", c.timeout)}
+	}
+	return checkNamespace("--namespace", c.namespace)
+}
+
+// checkNamespace refuses what can be no namespace, where a flag has a value: whoever
+// asks for Pods there would be told that there are none.
+func checkNamespace(flag, value string) error {
+	if value == "" {
+		return nil
+	}
+	if problem := namespaceProblem(value); problem != "" {
+		return usageError{fmt.Errorf("%s %.80q is no name of a namespace: %s", flag, value, problem)}
+	}
+	return nil
+}
+
+func namespaceProblem(value string) string {
+	if problems := validation.IsDNS1123Label(value); len(problems) > 0 {
+		return problems[0]
+	}
+	return ""
+}
+
+// config is how the API server is reached.
+func (c *cluster) config() (*rest.Config, error) {
+	loader := c.loader()
+	raw, err := loader.RawConfig()
+	if err != nil {
+		return nil, unusable(err)
+	}
+	if err := c.sound(raw); err != nil {
 		return nil, unusable(err)
 	}
 	cfg, err := loader.ClientConfig()
@@ -76,16 +174,26 @@ func (c *cluster) connect() (*session, error) {
 	cfg.Timeout = c.timeout // of a watch too; who waits begins another
 	cfg.UserAgent = programName
 	cfg.WarningHandler = rest.NoWarnings{}
-	client, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		return nil, unusable(err)
+	return cfg, nil
+}
+
+// sound looks at the addresses that will be used, before those do who repeat in their
+// errors what they cannot read: there may be a password in it.
+func (c *cluster) sound(raw clientcmdapi.Config) error {
+	in := raw.Contexts[cmp.Or(c.context, raw.CurrentContext)]
+	if in == nil || raw.Clusters[in.Cluster] == nil {
+		return nil // told by whoever looks for it
 	}
-	s := &session{config: cfg, client: client, api: client.CoreV1(), namespace: namespace, names: grant.NamesFor(c.prefix)}
-	if c.everywhere {
-		s.namespace = metav1.NamespaceAll
+	used := raw.Clusters[in.Cluster]
+	if used.Server != "" {
+		if _, _, err := rest.DefaultServerURL(used.Server, "", schema.GroupVersion{}, true); err != nil {
+			return fmt.Errorf("the server of its cluster %.80q is no URL", in.Cluster)
+		}
 	}
-	s.operator = operator.New(s.api, s.names)
-	return s, nil
+	if u, err := url.Parse(used.ProxyURL); used.ProxyURL != "" && (err != nil || !slices.Contains([]string{"http", "https", "socks5"}, u.Scheme)) {
+		return fmt.Errorf("the proxy-url of its cluster %.80q is no URL of a proxy (http, https or socks5)", in.Cluster)
+	}
+	return nil
 }
 
 func (c *cluster) loader() clientcmd.ClientConfig {

@@ -32,6 +32,20 @@ func completeWith(cmd *cobra.Command, flag string, find func(context.Context) []
 	})
 }
 
+// takesFile offers names of files for flags: those of folders where they take one.
+// Errors are as in completeWith.
+func takesFile(cmd *cobra.Command, flags ...string) {
+	for _, f := range flags {
+		_ = cmd.MarkFlagFilename(f)
+	}
+}
+
+func takesFolder(cmd *cobra.Command, flags ...string) {
+	for _, f := range flags {
+		_ = cmd.MarkFlagDirname(f)
+	}
+}
+
 // beginning are the values that begin so, sorted.
 func beginning(values []string, begun string) []string {
 	values = slices.DeleteFunc(slices.Clone(values), func(v string) bool { return !strings.HasPrefix(v, begun) })

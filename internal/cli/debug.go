@@ -45,12 +45,16 @@ the reason, and is no error.`,
   node-mounts debug sandbox -o report.tar.gz`,
 		Args: takes(1, 1, "a POD"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := d.asking.check(); err != nil {
+				return err
+			}
 			return d.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args[0])
 		},
 	}
 	d.cluster.bind(cmd)
 	d.asking.bind(cmd)
 	cmd.Flags().StringVarP(&d.file, "output", "o", "", "file (.tar.gz) or folder to write; without it node-mounts-debug-POD-TIME.tar.gz here")
+	takesFile(cmd, "output")
 	cmd.ValidArgsFunction = d.completePod(anyPod, nil)
 	return cmd
 }

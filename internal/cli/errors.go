@@ -38,8 +38,8 @@ type ExitStatus struct {
 // ExitStatuses is the table of exit statuses.
 func ExitStatuses() []ExitStatus {
 	return []ExitStatus{
-		{exitOK, "done; after a wait: everything asked for is mounted"},
-		{exitError, "an error; after a wait: something is not mounted"},
+		{exitOK, "done; after a wait: what the command asked for is so (`wait`: the whole set)"},
+		{exitError, "an error; after a wait: something of that is not so"},
 		{exitUsage, "the command line cannot be understood"},
 		{exitChecks, "something that was checked is not as it must be"},
 		{exitTimeout, "no answer in time"},
@@ -113,7 +113,7 @@ func report(w io.Writer, name string, err error) {
 	told := map[string]bool{}
 	var hints []string
 	for _, e := range errs {
-		line := "error: " + plain(strings.ReplaceAll(e.Error(), "\n", "; "))
+		line := "error: " + plain(oneLine(e.Error()))
 		hint := strings.ReplaceAll(hintOf(e, name), "`"+programName, "`"+name)
 		if !told[line] {
 			fmt.Fprintln(w, line)
@@ -126,6 +126,18 @@ func report(w io.Writer, name string, err error) {
 	for _, h := range hints {
 		fmt.Fprintln(w, "hint:", h)
 	}
+}
+
+// oneLine makes a line of text that has several. Some programs leave lines between
+// theirs empty, or end one with a mark of its own.
+func oneLine(text string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "; ")
 }
 
 // beside are the errors joined to one: what could not be put away when something
@@ -167,15 +179,29 @@ func hintOf(err error, name string) string {
 	case errors.Is(err, operator.ErrSuperseded):
 		return "`node-mounts wait` waits for the set that the Pod asks for now"
 	case apierrors.IsForbidden(err):
-		return "this needs get, list, watch and patch on pods: `kubectl auth can-i --list` shows what your account may do"
+		return forbidden(err)
 	case apierrors.IsUnauthorized(err):
 		return "log in to the cluster again, or check --kubeconfig and --context"
 	case untrusted(err) != "":
 		return untrusted(err)
+	case strings.Contains(err.Error(), "getting credentials: "): // client-go makes a text of what its plugin says
+		return "the kubeconfig has a program for credentials (users[].user.exec), and it gave none: install it, or run its command by itself to see why"
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &unreachable):
 		return "the API server does not answer: check --kubeconfig and --context, or raise --request-timeout"
 	}
 	return ""
+}
+
+// forbidden says what is needed for what the API server refuses.
+func forbidden(err error) string {
+	const look = "`kubectl auth can-i --list` shows what your account may do"
+	var status apierrors.APIStatus
+	if errors.As(err, &status) && status.Status().Details != nil {
+		if what := status.Status().Details.Kind; what != "" && what != "pods" {
+			return "this needs a right on " + what + " that your account does not have: " + look
+		}
+	}
+	return "this needs get, list, watch and patch on pods: " + look
 }
 
 // untrusted says what to do where the API server answers and its certificate is not

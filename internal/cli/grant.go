@@ -1,12 +1,12 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,24 +26,9 @@ type granting struct {
 	file    string
 	replace bool
 	wait    waiting
-}
 
-// waiting are the flags of a command that can wait for the answer.
-type waiting struct {
-	wait    bool
-	timeout time.Duration
-}
-
-func (w *waiting) bind(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&w.wait, "wait", false, "wait for the answer")
-	cmd.Flags().DurationVar(&w.timeout, "timeout", defaultWait, "how long to wait, with --wait")
-}
-
-func (w *waiting) check(cmd *cobra.Command) error {
-	if !w.wait && cmd.Flags().Changed("timeout") {
-		return usageError{fmt.Errorf("--timeout has no meaning without --wait")}
-	}
-	return positive(w.timeout)
+	// notes say what was made of sources that may have been meant otherwise.
+	notes []string
 }
 
 // mountFlags are those that describe one mount.
@@ -59,6 +44,9 @@ func newGrant() *cobra.Command {
 		Long: `grant adds to what the Pod asks for: a folder takes the place of one with the
 same target, everything else stays, also what somebody else grants at the same
 moment. It refuses what no agent would mount before anything is sent.
+
+With --wait it succeeds when these folders are mounted, whatever becomes of
+others; with --replace, when the set is, and nothing besides it.
 
 A file has a list of mounts, or an object with "mounts", in JSON or YAML: of each
 mount "source" and "target", and "kind", "mode", "allow_exec", "revision" and
@@ -82,6 +70,7 @@ mount "source" and "target", and "kind", "mode", "allow_exec", "revision" and
 	g.wait.bind(cmd)
 	g.bind(cmd)
 	g.form.bind(cmd, table, wide, asJSON, asYAML)
+	takesFile(cmd, "filename")
 	complete(cmd, "kind", strings.Split(kindNames(), ", ")...)
 	complete(cmd, "mode", string(grant.ReadOnly), string(grant.ReadWrite))
 	cmd.ValidArgsFunction = g.completePod(anyPod, nil)
@@ -106,45 +95,52 @@ func (g *granting) run(cmd *cobra.Command, arg string) error {
 	if err != nil {
 		return err
 	}
+	for _, note := range g.notes {
+		fmt.Fprintln(cmd.ErrOrStderr(), plain(note))
+	}
 	s, pod, err := g.open(arg)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := g.wait.bound(cmd.Context())
+	defer cancel()
 	ask := s.operator.Add
 	if g.replace {
 		ask = s.operator.Grant
 	}
-	asked, err := ask(cmd.Context(), pod, mounts...)
+	asked, err := ask(ctx, pod, mounts...)
 	if err != nil {
-		return mendable(err)
+		return s.unreached(cmd.Context(), ctx, pod, g.wait.timeout, s.mendable(pod, err))
 	}
 	var targets []string
 	for _, m := range mounts {
 		targets = append(targets, m.Target)
 	}
-	return s.finish(cmd, g.form, g.wait, asked, "asks for "+strings.Join(targets, ", "), targets...)
+	w := wanted{asked: asked, timeout: g.wait.timeout}
+	if !g.replace {
+		w.mounted = targets
+	}
+	return s.finish(ctx, cmd, g.form, g.wait, w, "asks for "+strings.Join(targets, ", "))
 }
 
 // mendable adds what to do where a Pod's annotation is in the way.
-func mendable(err error) error {
+func (s *session) mendable(pod operator.Pod, err error) error {
 	if errors.Is(err, operator.ErrUnreadable) {
-		return hinted{err, "`node-mounts grant --replace` writes the whole set anew"}
+		return hinted{err, "`node-mounts grant " + s.mine(pod) + " -f FILE --replace` writes the whole set anew"}
 	}
 	return err
 }
 
-// finish tells what was written, and waits for the answer where that is wanted: to
-// mine, where that names targets.
-func (s *session) finish(cmd *cobra.Command, form output, w waiting, asked operator.Asked, what string, mine ...string) error {
-	doc := document(asked)
-	if w.wait {
-		return s.await(cmd.Context(), cmd.OutOrStdout(), form, doc, asked, w.timeout, mine...)
+// finish tells what was written, and waits for the answer where that is wanted.
+func (s *session) finish(ctx context.Context, cmd *cobra.Command, form output, wait waiting, w wanted, what string) error {
+	if wait.wait {
+		return s.await(ctx, cmd, form, w)
 	}
 	if form.structured() {
-		return writeDocument(cmd.OutOrStdout(), form, doc)
+		return writeDocument(cmd.OutOrStdout(), form, document(w.asked))
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "pod/%s %s (set %s)\n", asked.Name, what, asked.Hash)
-	return nil
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "pod/%s %s (set %s)\n", w.asked.Name, what, w.asked.Hash)
+	return err
 }
 
 // mounts are what is to be granted, by every rule of the contract.
@@ -168,7 +164,8 @@ func (g *granting) mounts(cmd *cobra.Command) ([]grant.Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	mounts, err := parseMounts(text)
+	mounts, rooted, err := parseMounts(text)
+	g.notes = rooted
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", g.file, err)
 	}
@@ -193,9 +190,13 @@ func (g *granting) one() ([]grant.Mount, error) {
 		m.Mode = grant.ReadOnly
 	}
 	m, err := grant.Clean(m)
+	if refusal, ok := errors.AsType[*grant.Refusal](err); ok && refusal.Key == "#0" { // a set's word for a place in it
+		refusal.Key = "--target"
+	}
 	if err != nil {
 		return nil, err
 	}
+	g.notes = noteRooted(nil, g.source, m)
 	return []grant.Mount{m}, nil
 }
 

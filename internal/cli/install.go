@@ -39,12 +39,17 @@ func (r *releasing) bind(cmd *cobra.Command, operator string) {
 	f.StringVar(&r.operator, "operator", "", operator)
 	f.BoolVar(&r.verbose, "verbose", false, "tell what Helm does on standard error")
 	r.form.bind(cmd, readable, asJSON)
+	takesFile(cmd, "kubeconfig")
 	completeWith(cmd, "namespace", c.namespaces)
 	completeWith(cmd, "context", c.contexts)
 }
 
-// half is the Deployment that --operator names, nil without one.
+// half is the Deployment that --operator names, nil without one. It looks at the
+// other flags too.
 func (r *releasing) half() (*install.Operator, error) {
+	if err := r.cluster.check(); err != nil {
+		return nil, err
+	}
 	if r.timeout <= 0 {
 		return nil, usageError{fmt.Errorf("--timeout %s is no time to wait", r.timeout)}
 	}
@@ -57,11 +62,10 @@ func (r *releasing) half() (*install.Operator, error) {
 
 // open makes the clients. It sends nothing.
 func (r *releasing) open(cmd *cobra.Command) (install.Cluster, *rest.Config, error) {
-	cfg, err := r.cluster.loader().ClientConfig()
+	cfg, err := r.cluster.config()
 	if err != nil {
-		return install.Cluster{}, nil, unusable(err)
+		return install.Cluster{}, nil, err
 	}
-	cfg.Timeout, cfg.UserAgent, cfg.WarningHandler = r.cluster.timeout, programName, rest.NoWarnings{}
 	cfg.QPS, cfg.Burst = 100, 200 // a preflight asks a hundred small questions
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
@@ -137,6 +141,7 @@ Values of the chart come from these variables, then --values, then --set, then
 	f.StringVar(&settings.Claim, "claim", "", "shared claim to mount; turns the gateway on")
 	f.StringArrayVar(&settings.Set, "set", nil, "a value of the chart, as name.of.value=text; may be repeated")
 	f.StringArrayVarP(&settings.Files, "values", "f", nil, "file of values in YAML, - for standard input; may be repeated")
+	takesFile(cmd, "values")
 	f.BoolVar(&request.ReuseValues, "reuse-values", false, "begin with the values of the release that is installed")
 	f.BoolVar(&request.CreateNamespace, "create-namespace", false, "make the namespace of the Pods to serve where it does not exist")
 	f.BoolVar(&request.SkipPreflight, "skip-preflight", false, "look at nothing before installing")

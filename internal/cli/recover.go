@@ -25,7 +25,9 @@ func newRecover() *cobra.Command {
 		Long: `recover does what the agent does when a Pod is gone, on a node whose agent does not
 run: it takes the Pod's mounts down one by one, then kubelet can remove the
 volume, and the Pod goes. It deletes no file: directories are removed by rmdir,
-and only the agent's own record of the Pod goes with them. It may be repeated.
+and only the agent's own record of the Pod goes with them. It may be repeated: by the
+uid, which it prints, once nothing of the Pod is left and its name is not known
+any more.
 
 POD is the uid, the name, or NAMESPACE/NAME of a Pod that the agent knew. Run it
 as root, in the mount namespace of the node or of the agent's Pod. It refuses
@@ -47,6 +49,7 @@ while an agent runs, and while processes of the Pod run.`,
 		},
 	}
 	agentcmd.AddOfflineFlags(cmd)
+	takesFolder(cmd, "root", "kubelet-dir")
 	cmd.Flags().BoolVar(&force, "force", false, "also when processes of the Pod run: they lose their folders, or hold what they have open")
 	cmd.Flags().BoolVar(&verbose, "verbose", false, "tell each step on standard error")
 	form.bind(cmd, table, asJSON, asYAML)
@@ -110,9 +113,9 @@ func chosen(pods []plan.Ref, arg string) (plan.Ref, error) {
 	case uuid.MatchString(arg):
 		return plan.Ref{UID: arg}, nil
 	case len(pods) == 0:
-		return plan.Ref{}, hinted{fmt.Errorf("%.80q: %w", arg, agent.ErrUnknown), "nothing of any Pod is left on this node"}
+		return plan.Ref{}, hinted{fmt.Errorf("%.80q: %w", arg, agent.ErrUnknown), "nothing of any Pod is left on this node; a Pod that was recovered is known by its uid alone"}
 	}
-	return plan.Ref{}, hinted{fmt.Errorf("%.80q: %w", arg, agent.ErrUnknown), "known here: " + listed(pods)}
+	return plan.Ref{}, hinted{fmt.Errorf("%.80q: %w", arg, agent.ErrUnknown), "known here: " + listed(pods) + "; a Pod that was recovered is known by its uid alone"}
 }
 
 func listed(pods []plan.Ref) string {

@@ -105,7 +105,7 @@ Nothing of sandboxes/ada (%s) is mounted on this node. kubelet removes the volum
 		t.Errorf("%+v, %v", got, err)
 	}
 	got = recovers(t, n, "ada")
-	if got.status != 1 || got.out != "" || got.err != fmt.Sprintf("error: \"ada\": nothing of this Pod is on this node\nhint: known here: sandboxes/bob (%s)\n", other.UID) {
+	if got.status != 1 || got.out != "" || got.err != fmt.Sprintf("error: \"ada\": nothing of this Pod is on this node\nhint: known here: sandboxes/bob (%s); a Pod that was recovered is known by its uid alone\n", other.UID) {
 		t.Errorf("%+v", got)
 	}
 

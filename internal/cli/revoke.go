@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -29,7 +30,10 @@ func newRevoke() *cobra.Command {
 of them is not granted nothing is written at all.
 
 With --all the Pod asks for nothing, and the agent answers when everything is
-gone. With --release the annotation itself goes, and nothing is answered.`,
+gone. With --release the annotation itself goes, and nothing is answered.
+
+With --wait it succeeds when these targets are gone and no process holds them,
+whatever becomes of others.`,
 		Example: `  node-mounts revoke sandbox penguins --wait
   node-mounts revoke sandbox --all --wait`,
 		Args: takes(1, -1, "a POD and what to revoke"),
@@ -77,65 +81,76 @@ func (r *revoking) run(cmd *cobra.Command, arg string, targets []string) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := r.wait.bound(cmd.Context())
+	defer cancel()
 	if len(targets) > 0 {
-		return r.targets(cmd, s, pod, targets)
+		err = r.targets(ctx, cmd, s, pod, targets)
+	} else {
+		err = r.everything(ctx, cmd, s, pod)
 	}
-	return r.everything(cmd, s, pod)
+	if exitStatus(err) == exitTimeout {
+		return err
+	}
+	return s.unreached(cmd.Context(), ctx, pod, r.wait.timeout, err)
 }
 
 // targets revokes some of the set. With --ignore-not-found the others are left
 // out and it is tried again: what is granted may change meanwhile.
-func (r *revoking) targets(cmd *cobra.Command, s *session, pod operator.Pod, targets []string) error {
+func (r *revoking) targets(ctx context.Context, cmd *cobra.Command, s *session, pod operator.Pod, targets []string) error {
+	all := slices.Clone(targets)
 	for {
-		asked, err := s.operator.Remove(cmd.Context(), pod, targets...)
+		asked, err := s.operator.Remove(ctx, pod, targets...)
 		missing, ok := errors.AsType[*operator.NotGrantedError](err)
 		switch {
 		case err == nil:
-			return s.finish(cmd, r.form, r.wait, asked, "no longer asks for "+strings.Join(targets, ", "))
+			w := wanted{asked: asked, timeout: r.wait.timeout, gone: all}
+			return s.finish(ctx, cmd, r.form, r.wait, w, "no longer asks for "+strings.Join(targets, ", "))
 		case !ok:
-			return mendable(err)
+			return s.mendable(pod, err)
+		case slices.ContainsFunc(missing.Targets, func(t string) bool { return strings.HasPrefix(t, "#") }):
+			return hinted{err, s.nameless(pod) + " Nothing was changed."}
 		case !r.ignoreMissing:
-			return hinted{err, "`node-mounts status " + pod.Name + "` shows what is granted; nothing was changed"}
+			return hinted{err, "`node-mounts status " + s.mine(pod) + "` shows what is granted; nothing was changed"}
 		}
 		targets = slices.DeleteFunc(targets, func(t string) bool { return slices.Contains(missing.Targets, t) })
 		if len(targets) == 0 {
-			return r.nothing(cmd, s, pod)
+			return r.nothing(ctx, cmd, s, pod, all...)
 		}
 	}
 }
 
-func (r *revoking) everything(cmd *cobra.Command, s *session, pod operator.Pod) error {
-	before, err := s.operator.Asked(cmd.Context(), pod)
+func (r *revoking) everything(ctx context.Context, cmd *cobra.Command, s *session, pod operator.Pod) error {
+	before, err := s.operator.Asked(ctx, pod)
 	if errors.Is(err, operator.ErrNoGrant) && r.ignoreMissing {
-		return r.nothing(cmd, s, pod)
+		return r.nothing(ctx, cmd, s, pod)
 	}
 	if err != nil {
 		return err
 	}
 	pod.UID = before.UID
 	if r.all {
-		asked, err := s.operator.Grant(cmd.Context(), pod)
+		asked, err := s.operator.Grant(ctx, pod)
 		if err != nil {
 			return err
 		}
-		return s.finish(cmd, r.form, r.wait, asked, "asks for nothing")
+		return s.finish(ctx, cmd, r.form, r.wait, wanted{asked: asked, timeout: r.wait.timeout}, "asks for nothing")
 	}
-	if err := s.operator.Clear(cmd.Context(), pod); err != nil {
+	if err := s.operator.Clear(ctx, pod); err != nil {
 		return err
 	}
 	return r.said(cmd, pod, "is released")
 }
 
 // nothing tells that there was nothing to revoke.
-func (r *revoking) nothing(cmd *cobra.Command, s *session, pod operator.Pod) error {
-	asked, err := s.operator.Asked(cmd.Context(), pod)
+func (r *revoking) nothing(ctx context.Context, cmd *cobra.Command, s *session, pod operator.Pod, targets ...string) error {
+	asked, err := s.operator.Asked(ctx, pod)
 	if errors.Is(err, operator.ErrNoGrant) {
 		return r.said(cmd, pod, "has no grant")
 	}
 	if err != nil {
 		return err
 	}
-	return s.finish(cmd, r.form, r.wait, asked, "did not ask for it")
+	return s.finish(ctx, cmd, r.form, r.wait, wanted{asked: asked, timeout: r.wait.timeout, gone: targets}, "did not ask for it")
 }
 
 // said tells of a Pod that asks for nothing.
@@ -144,6 +159,6 @@ func (r *revoking) said(cmd *cobra.Command, pod operator.Pod, what string) error
 		doc := result{Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), State: stateNone, Targets: []target{}}
 		return writeDocument(cmd.OutOrStdout(), r.form, doc)
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "pod/%s %s\n", pod.Name, what)
-	return nil
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "pod/%s %s\n", pod.Name, what)
+	return err
 }

@@ -71,6 +71,7 @@ func TestScripts(t *testing.T) {
 	_, asker := s.User(t, "asker",
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods", "events", "nodes"}, Verbs: []string{"get", "list"}},
 		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, Verbs: []string{"list"}})
+	_, namespaced := s.User(t, "namespaced")
 	w := &world{api: s.Client(t)}
 	drivers, err := newAgents(w, asker)
 	if err != nil {
@@ -90,14 +91,20 @@ func TestScripts(t *testing.T) {
 			env.Setenv("PATH", env.Getenv("PATH")+":"+os.Getenv("KUBEBUILDER_ASSETS"))
 			_, err := w.api.CoreV1().Namespaces().Create(context.Background(),
 				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.CreateOptions{})
-			return errors.Join(err,
+			_, bound := w.api.RbacV1().RoleBindings(ns).Create(context.Background(), &rbacv1.RoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Name: "namespaced"},
+				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "reader"},
+				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "namespaced"}},
+			}, metav1.CreateOptions{})
+			return errors.Join(err, bound,
+				writeKubeconfig(namespaced, ns, filepath.Join(env.WorkDir, "namespaced")),
 				writeKubeconfig(user, ns, env.Getenv("KUBECONFIG")),
 				writeKubeconfig(stranger, ns, filepath.Join(env.WorkDir, "stranger")),
 				writeKubeconfig(reader, ns, filepath.Join(env.WorkDir, "stranger-reader")),
 				drivers.kubeconfig(ns, filepath.Join(env.WorkDir, "asker")))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits, "shows": shows, "pod": w.pod, "agent": w.agent, "annotate": w.annotate, "finish": w.finish, "delete": w.delete,
+			"exits": exits, "shows": shows, "pod": w.pod, "agent": w.agent, "annotate": w.annotate, "finish": w.finish, "end": w.end, "delete": w.delete,
 			"driver": drivers.driver, "leaky": drivers.leaky, "nowhere": nowhere,
 		},
 	})
@@ -182,6 +189,11 @@ func (w *world) finish(ts *testscript.TestScript, _ bool, args []string) {
 	p, err := w.api.CoreV1().Pods(namespaceOf(ts)).Get(context.Background(), args[0], metav1.GetOptions{})
 	ts.Check(err)
 	w.phase(ts, p, corev1.PodSucceeded)
+}
+
+// end NAME: the Pod is being deleted, and nothing ends its containers.
+func (w *world) end(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(w.api.CoreV1().Pods(namespaceOf(ts)).Delete(context.Background(), args[0], metav1.DeleteOptions{}))
 }
 
 // delete NAME: the Pod is gone.

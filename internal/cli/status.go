@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/datalayer/node-mounts/internal/kube/absence"
 	"github.com/datalayer/node-mounts/operator"
 )
 
@@ -32,7 +33,8 @@ func newStatus() *cobra.Command {
 		Long: `status lists the Pods that have a grant, an answer or the gateway's label: what
 they ask for and what was answered. With a Pod it shows each folder, with the
 reason where one is not there. An answer to another set than the Pod asks for
-now is called stale and counts for nothing.
+now is called stale and counts for nothing. A Pod that is ending or finished gets
+nothing any more, whatever it asks for.
 
 It asks the agents of those Pods' nodes too, which needs create on pods/exec in
 their namespace: whether the Pod's tree is published, how many mounts are left
@@ -54,13 +56,16 @@ is bound for which Pod on it.`,
 			case len(args) > 0 && s.everywhere:
 				return usageError{fmt.Errorf("a POD is in one namespace: use -n instead of -A")}
 			}
+			if err := s.asking.check(); err != nil {
+				return err
+			}
 			ctx, out, errOut := cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 			if s.nodes {
 				c, err := s.connect()
 				if err != nil {
 					return err
 				}
-				return listNodes(ctx, out, errOut, c.agents(s.asking), s.form)
+				return s.asking.allowed(listNodes(ctx, out, errOut, c.agents(s.asking), s.form))
 			}
 			if len(args) == 0 {
 				return s.list(ctx, out, errOut)
@@ -85,7 +90,11 @@ func (s *showing) list(ctx context.Context, out, errOut io.Writer) error {
 	}
 	pods, err := c.summaries(ctx)
 	if err != nil {
-		return fmt.Errorf("list the Pods%s: %w", inNamespace(c.namespace), err)
+		err = fmt.Errorf("list the Pods%s: %w", inNamespace(c.namespace), err)
+		if s.everywhere && apierrors.IsForbidden(err) {
+			err = hinted{err, "-A needs list on pods in all namespaces: -n chooses one"}
+		}
+		return err
 	}
 	s.see(ctx, errOut, c, pods)
 	if s.form.structured() {
@@ -105,6 +114,9 @@ func (s *showing) see(ctx context.Context, errOut io.Writer, c *session, pods []
 		return
 	}
 	seen := look(ctx, c.agents(s.asking), nodes)
+	if seen.refused {
+		seen.unknown = append(seen.unknown, s.asking.rights())
+	}
 	for i := range pods {
 		seen.add(&pods[i])
 	}
@@ -142,8 +154,11 @@ func (s *showing) one(ctx context.Context, out, errOut io.Writer, arg string) er
 // read reads the Pod.
 func (s *session) read(ctx context.Context, pod operator.Pod) (*corev1.Pod, error) {
 	p, err := s.api.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
+	switch {
+	case absence.Said(err, "pods", pod.Name):
 		err = fmt.Errorf("%w: %w", operator.ErrGone, err)
+	case apierrors.IsNotFound(err):
+		err = fmt.Errorf("%w: %w", absence.ErrNotSaid, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read Pod %s/%s: %w", pod.Namespace, pod.Name, err)
@@ -158,7 +173,7 @@ func writePods(w io.Writer, pods []summary, wide, namespaces bool) error {
 		head = append([]string{"NAMESPACE"}, head...)
 	}
 	if wide {
-		head = append(head, "UID", "HASH", "NODE")
+		head = append(head, "UID", "HASH", "NODE", "PHASE")
 	}
 	var rows [][]string
 	for _, p := range pods {
@@ -170,7 +185,7 @@ func writePods(w io.Writer, pods []summary, wide, namespaces bool) error {
 			row = append([]string{p.Namespace}, row...)
 		}
 		if wide {
-			row = append(row, p.UID, p.Hash, p.Node)
+			row = append(row, p.UID, p.Hash, p.Node, p.Phase)
 		}
 		rows = append(rows, row)
 	}

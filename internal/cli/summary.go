@@ -17,6 +17,9 @@ import (
 const (
 	stateNone    = "none"    // nothing is asked
 	statePending = "pending" // asked, and not answered yet
+	// The Pod gets nothing any more, whatever it asks for, and what it had goes.
+	stateEnding   = "ending"   // it is being deleted
+	stateFinished = "finished" // its containers have ended for good
 )
 
 // What a summary calls the answer.
@@ -49,7 +52,8 @@ type summary struct {
 	State  string `json:"state"`
 	Answer string `json:"answer"`
 	Hash   string `json:"hash,omitempty"`
-	// Asked counts the entries of the set, Mounted, Failed and Held the targets.
+	// Asked counts the entries of the set, Mounted, Failed and Held the targets. One
+	// that was revoked, is held, and was granted again is both mounted and held.
 	Asked   int `json:"asked"`
 	Mounted int `json:"mounted"`
 	Failed  int `json:"failed"`
@@ -103,17 +107,46 @@ func summarize(p *corev1.Pod, names grant.Names) summary {
 		}
 	}
 	s.Targets = targets(set, answer)
+	if over := noMore(p); over != "" {
+		s.State = over
+		for i := range s.Targets {
+			if s.Targets[i].State == targetPending {
+				s.Targets[i].State = over
+			}
+		}
+	}
+	s.count()
+	return s
+}
+
+// noMore is the state of a Pod that gets no mounts any more, "" of others.
+func noMore(p *corev1.Pod) string {
+	switch {
+	case p.DeletionTimestamp != nil:
+		return stateEnding
+	case p.Status.Phase == corev1.PodSucceeded, p.Status.Phase == corev1.PodFailed:
+		return stateFinished
+	}
+	return ""
+}
+
+// count counts the targets. What is said of the whole set is no target: what it costs
+// is counted with those that are.
+func (s *summary) count() {
 	for _, t := range s.Targets {
+		if t.Target == grant.WholeSet {
+			continue
+		}
 		switch t.State {
 		case targetMounted:
 			s.Mounted++
 		case targetDead, targetFailed:
 			s.Failed++
-		case targetHeld:
+		}
+		if t.Code == string(grant.CodeHeld) {
 			s.Held++
 		}
 	}
-	return s
 }
 
 // targets are the folders of a set and of the answer to it, nil where there is
@@ -163,6 +196,8 @@ func judged(t target, answer *grant.Status) target {
 	stands := slices.Contains(answer.Mounted, t.Target)
 	_, whole := answer.Failed[grant.WholeSet]
 	switch {
+	case failed && code == grant.CodeHeld && stands:
+		t.State = targetMounted // again: what is held is the mount before
 	case failed && code == grant.CodeHeld:
 		t.State = targetHeld
 	case failed && stands:

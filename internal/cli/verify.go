@@ -75,8 +75,13 @@ func (v *verification) run(cmd *cobra.Command) error {
 		}
 		v.form = asJSON
 	}
-	if err := v.probe.check(); err != nil {
-		return err
+	for _, err := range []error{
+		v.probe.check(),
+		checkNamespace("--agent-namespace", v.settings.AgentNamespace), checkNamespace("--operator-namespace", v.settings.OperatorNamespace),
+	} {
+		if err != nil {
+			return err
+		}
 	}
 	if cmd.Flags().Changed("annotation-prefix") {
 		v.settings.Names = grant.NamesFor(v.prefix)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,40 +21,62 @@ import (
 // Pod whose container has to start first takes as long as that.
 const defaultWait = time.Minute
 
-// lookBound is how long the last look at a Pod that has not answered may take.
-const lookBound = 5 * time.Second
+// lookBound is how long before the end of a wait a Pod that has not answered is
+// looked at, at most: after the end there is no time left for it.
+const lookBound = 2 * time.Second
 
 func newWait() *cobra.Command {
 	var c cluster
 	var form output
-	var timeout time.Duration
+	w := waiting{wait: true}
 	cmd := &cobra.Command{
 		Use:   "wait POD",
 		Short: "Wait until the agent has answered what a Pod asks for",
 		Long: `wait takes the set that the Pod asks for when it starts, and waits for the answer
-to exactly that set. It succeeds when everything in it is mounted.`,
+to exactly that set. It succeeds when everything in it is mounted, and nothing that
+was revoked before is still there.`,
 		Example: `  node-mounts wait sandbox --timeout 10s`,
 		Args:    takes(1, 1, "a POD"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := positive(timeout); err != nil {
+			if err := positive(w.timeout); err != nil {
 				return err
 			}
 			s, pod, err := c.open(args[0])
 			if err != nil {
 				return err
 			}
-			asked, err := s.operator.Asked(cmd.Context(), pod)
+			ctx, cancel := w.bound(cmd.Context())
+			defer cancel()
+			asked, err := s.operator.Asked(ctx, pod)
 			if err != nil {
-				return err
+				return s.unreached(cmd.Context(), ctx, pod, w.timeout, err)
 			}
-			return s.await(cmd.Context(), cmd.OutOrStdout(), form, document(asked), asked, timeout)
+			return s.await(ctx, cmd, form, wanted{asked: asked, timeout: w.timeout})
 		},
 	}
 	c.bind(cmd)
 	form.bind(cmd, table, wide, asJSON, asYAML)
-	cmd.Flags().DurationVar(&timeout, "timeout", defaultWait, "how long to wait")
+	cmd.Flags().DurationVar(&w.timeout, "timeout", defaultWait, "how long it may take in all")
 	cmd.ValidArgsFunction = c.completePod(grantedPod, nil)
 	return cmd
+}
+
+// waiting are the flags of a command that can wait for the answer.
+type waiting struct {
+	wait    bool
+	timeout time.Duration
+}
+
+func (w *waiting) bind(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&w.wait, "wait", false, "wait for the answer")
+	cmd.Flags().DurationVar(&w.timeout, "timeout", defaultWait, "how long it may take in all, with --wait")
+}
+
+func (w *waiting) check(cmd *cobra.Command) error {
+	if !w.wait && cmd.Flags().Changed("timeout") {
+		return usageError{fmt.Errorf("--timeout has no meaning without --wait")}
+	}
+	return positive(w.timeout)
 }
 
 func positive(timeout time.Duration) error {
@@ -65,13 +86,39 @@ func positive(timeout time.Duration) error {
 	return nil
 }
 
+// bound ends what a command that waits does with the API server: --timeout is for
+// all of it, also for what comes before the wait.
+func (w *waiting) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if !w.wait {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, w.timeout)
+}
+
+// unreached is the error of what was to be done before the wait, where the time was
+// over before it was done.
+func (s *session) unreached(whole, bounded context.Context, pod operator.Pod, timeout time.Duration, err error) error {
+	if !over(whole, bounded, err) {
+		return err
+	}
+	return timedOut{hinted{
+		fmt.Errorf("within %s: %w", timeout, err),
+		"the API server does not answer: when it does, `node-mounts status " + s.mine(pod) + "` tells what the Pod asks for",
+	}}
+}
+
+// over tells whether an error means that the time of a wait was over.
+func over(whole, bounded context.Context, err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) && errors.Is(bounded.Err(), context.DeadlineExceeded) && whole.Err() == nil
+}
+
 // result is what grant, revoke and wait tell of a Pod.
 type result struct {
 	Namespace string   `json:"namespace"`
 	Name      string   `json:"name"`
 	UID       string   `json:"uid,omitempty"`
 	Hash      string   `json:"hash,omitempty"`
-	State     string   `json:"state"` // of the answer, "pending" without one, "none" where nothing is asked
+	State     string   `json:"state"` // of the answer, "pending" without one, "none" where nothing is asked, "ending" where none comes
 	Targets   []target `json:"targets"`
 }
 
@@ -83,26 +130,43 @@ func document(a operator.Asked) result {
 	}
 }
 
-// await waits for the answer to the set and writes it. Its error is nil when
-// everything is mounted, or everything of mine where that names targets.
-func (s *session) await(ctx context.Context, out io.Writer, form output, doc result, asked operator.Asked, timeout time.Duration, mine ...string) error {
-	waiting, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	asked, st, err := s.follow(waiting, asked, mine)
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return s.late(ctx, asked, timeout, err)
-	}
-	if err != nil {
+// await waits for the answer to the set until ctx ends, and writes it. Its error is
+// nil when the answer says that what was wanted is so.
+func (s *session) await(ctx context.Context, cmd *cobra.Command, form output, w wanted) error {
+	out := cmd.OutOrStdout()
+	doc := document(w.asked)
+	glance := s.glance(ctx, w.asked.Pod)
+	asked, st, err := s.follow(ctx, w.asked, w.targets())
+	switch {
+	case over(cmd.Context(), ctx, err):
+		return unanswered(out, form, doc, s.late(asked, w.timeout, err, <-glance))
+	case errors.Is(err, operator.ErrEnding) && w.takes():
+		doc.State = stateEnding
+		return unanswered(out, form, doc, hinted{
+			fmt.Errorf("it is written, and no answer comes: the Pod %s/%s is ending, and its agent takes everything away from it (%w)", asked.Namespace, asked.Name, err),
+			"`node-mounts status " + s.mine(asked.Pod) + "` shows no under PUBLISHED when everything is gone",
+		})
+	case err != nil:
 		return err
 	}
+	w.asked = asked
+	doc = document(asked)
 	doc.State, doc.Targets = string(st.State), targets(grant.Decode(asked.Annotation), &st)
 	if err := doc.write(out, form); err != nil {
 		return err
 	}
-	if len(mine) > 0 {
-		st = only(st, mine)
+	return s.verdict(w, st)
+}
+
+// unanswered writes the document of a wait that has ended without an answer: who
+// asks for documents gets one, and a person reads the error.
+func unanswered(out io.Writer, form output, doc result, why error) error {
+	if form.structured() {
+		if err := writeDocument(out, form, doc); err != nil {
+			return err
+		}
 	}
-	return verdict(asked, st)
+	return why
 }
 
 // follow waits for the answer to the set, or to a later one as long as that asks
@@ -136,21 +200,6 @@ func sameAt(a, b string, targets []string) bool {
 	return maps.Equal(at(a), at(b))
 }
 
-// only is the part of an answer that is about the targets, or about all.
-func only(st grant.Status, targets []string) grant.Status {
-	failed := make(map[string]grant.Code)
-	for key, code := range st.Failed {
-		if key == grant.WholeSet || slices.Contains(targets, key) {
-			failed[key] = code
-		}
-	}
-	st.Failed = failed
-	if len(failed) == 0 {
-		st.State = grant.StateReady
-	}
-	return st
-}
-
 func (r result) write(out io.Writer, form output) error {
 	if form.structured() {
 		return writeDocument(out, form, r)
@@ -162,52 +211,56 @@ func (r result) write(out io.Writer, form output) error {
 	return writeTargets(out, r.Targets, form == wide, false)
 }
 
-// verdict is the error of an answer that says that something is not as it was
-// asked.
-func verdict(asked operator.Asked, st grant.Status) error {
-	if st.State == grant.StateReady {
-		return nil
-	}
-	var what, advice []string
-	for _, key := range slices.Sorted(maps.Keys(st.Failed)) {
-		code := st.Failed[key]
-		what = append(what, fmt.Sprintf("%s: %s", key, code))
-		if r := remedy(code); r != "" && !slices.Contains(advice, r) {
-			advice = append(advice, r)
+// sighting is a Pod as it was shortly before a wait for its answer ended.
+type sighting struct {
+	pod *corev1.Pod
+	err error
+}
+
+// glance looks at the Pod shortly before ctx ends. Nothing comes where ctx is
+// cancelled before.
+func (s *session) glance(ctx context.Context, pod operator.Pod) <-chan sighting {
+	seen := make(chan sighting, 1)
+	end, _ := ctx.Deadline()
+	left := time.Until(end)
+	timer := time.NewTimer(left - min(left/2, lookBound))
+	go func() {
+		defer timer.Stop()
+		select {
+		case <-ctx.Done():
+			seen <- sighting{err: ctx.Err()}
+		case <-timer.C:
+			p, err := s.api.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+			seen <- sighting{p, err}
 		}
-	}
-	return hinted{
-		fmt.Errorf("the Pod %s/%s is %s (%s)", asked.Namespace, asked.Name, st.State, strings.Join(what, ", ")),
-		strings.Join(advice, " "),
-	}
+	}()
+	return seen
 }
 
 // late says what is known of an answer that did not come: of the API, of the Pod,
 // and of where its agent should be.
-func (s *session) late(ctx context.Context, asked operator.Asked, timeout time.Duration, why error) error {
+func (s *session) late(asked operator.Asked, timeout time.Duration, why error, seen sighting) error {
 	err := fmt.Errorf("no answer within %s to the set %s of Pod %s/%s", timeout, asked.Hash, asked.Namespace, asked.Name)
-	ctx, cancel := context.WithTimeout(ctx, lookBound)
-	defer cancel()
-	p, gerr := s.api.Pods(asked.Namespace).Get(ctx, asked.Name, metav1.GetOptions{})
-	if gerr != nil {
+	if seen.err != nil {
 		return timedOut{hinted{fmt.Errorf("%w: %w", err, why), "the API server does not answer: try again when it does"}}
 	}
-	known, advice := s.known(p)
+	known, advice := s.known(seen.pod)
 	return timedOut{hinted{fmt.Errorf("%w: %s", err, known), advice}}
 }
 
 // known says in what state a Pod is that has no answer, and what to look at.
 func (s *session) known(p *corev1.Pod) (fact, advice string) {
 	node := p.Spec.NodeName
-	agents := "is an agent running on the node, and does it serve this namespace? `kubectl get pods -A -o wide --field-selector spec.nodeName=" + node + "`"
+	agents := "is an agent running on the node, is it ready, does it serve this namespace, and may it patch Pods there? `kubectl get pods -A -o wide --field-selector spec.nodeName=" + node + s.elsewhere + "`"
+	describe := "`kubectl describe pod " + s.at(operator.Pod{Namespace: p.Namespace, Name: p.Name}) + "` tells why"
 	sum := summarize(p, s.names)
 	switch {
 	case node == "":
-		return fmt.Sprintf("it is on no node yet (phase %s)", p.Status.Phase), "`kubectl describe pod " + p.Name + "` tells why"
+		return fmt.Sprintf("it is on no node yet (phase %s)", p.Status.Phase), describe
 	case sum.Answer == answerStale:
 		return fmt.Sprintf("the answer it has, by the agent on node %s, is to an earlier set", node), agents
 	case p.Status.Phase == corev1.PodPending:
-		return fmt.Sprintf("no container of it runs on node %s yet, and mounts come after the first", node), "`kubectl describe pod " + p.Name + "` tells why; then: " + agents
+		return fmt.Sprintf("no container of it runs on node %s yet, and mounts come after the first", node), describe + "; then: " + agents
 	case sum.Answer == answerGarbled:
 		return fmt.Sprintf("the answer it has on node %s is not an agent's", node), agents
 	}

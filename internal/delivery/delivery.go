@@ -56,6 +56,9 @@ var ErrTargetTaken = errors.New("something else stands at the target in the Pod'
 // Explain is the one place that turns an error of a delivery into the code and
 // the sentence of the answer.
 func Explain(err error) (grant.Code, string) {
+	if code, text := explainFilesystem(err); text != "" {
+		return code, text
+	}
 	switch {
 	case errors.Is(err, ErrTargetTaken):
 		return grant.CodeMountFailed, ErrTargetTaken.Error()

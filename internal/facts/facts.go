@@ -27,6 +27,8 @@ type Node struct {
 	// Claimed the one that the claim is in: an agent has both in its own, and who looks
 	// at the node from a container has not. nil where it could not be read.
 	Mounts, Claimed []mnt.Mount
+	// Host is the node's own table, nil where it is Mounts or cannot be seen.
+	Host []mnt.Mount
 	// Probe is a folder of the node's to try a detached mount of.
 	Probe *beneath.Dir
 	// Root and Kubelet are the two host paths.
@@ -52,12 +54,31 @@ const localBound = 2 * time.Second
 func Of(ctx context.Context, n Node) nodeview.Facts {
 	return nodeview.Facts{
 		MountSetattr:       n.Probe != nil && n.Table.Probe(n.Probe) == nil,
-		KubeletPropagation: Propagation(n.Mounts, n.Kubelet),
-		RootPropagation:    Propagation(n.Mounts, n.Root),
+		KubeletPropagation: n.propagation(n.Kubelet),
+		RootPropagation:    n.propagation(n.Root),
 		KubeletFound:       n.kubeletFound(ctx),
 		SELinux:            n.SELinux,
 		Claim:              n.claim(ctx),
 	}
+}
+
+// propagation is that of a host path, seen from the container that has it mounted.
+// `mount --make-rprivate /` on the node leaves the container's own mount shared, with
+// nobody: it reaches the node only while both are in one peer group.
+func (n Node) propagation(dir string) nodeview.Propagation {
+	own := Propagation(n.Mounts, dir)
+	if own != nodeview.Shared || n.Host == nil {
+		return own
+	}
+	here, _ := mnt.Covering(n.Mounts, dir)
+	there, ok := mnt.Covering(n.Host, dir)
+	switch {
+	case !ok:
+		return nodeview.Unknown
+	case there.Peer != here.Peer:
+		return nodeview.Private
+	}
+	return own
 }
 
 // Propagation says what becomes of a mount made beneath dir. A mount that is

@@ -93,11 +93,13 @@ type Held struct {
 	// Busy: the kernel called it busy when it was taken away, and no process was
 	// seen to have it.
 	Busy bool `json:"busy,omitempty"`
+	// Outsiders are processes of the node, and of no Pod, that were seen to have it.
+	Outsiders []Process `json:"outsiders,omitempty"`
 	// Why says what holds it, or why that cannot be told.
 	Why string `json:"why"`
 }
 
-// Process is a process of the Pod, by what identifies it while the node runs: its
+// Process is a process, by what identifies it while the node runs: its
 // pid, and when it started, in clock ticks after boot.
 type Process struct {
 	PID   int    `json:"pid"`

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/datalayer/node-mounts/internal/agent"
+	"github.com/datalayer/node-mounts/internal/kube/absence"
 	"github.com/datalayer/node-mounts/internal/plan"
 )
 
@@ -26,6 +27,13 @@ const requestTimeout = 20 * time.Second
 
 // fieldManager names the agent in the Pod's managedFields.
 const fieldManager = "node-mounts-agent"
+
+// podsResource is how a Status names what it is about.
+const podsResource = "pods"
+
+// errNoAPIServer: a document that is read as an empty object must not pass for
+// the word that there is none.
+var errNoAPIServer = errors.New("what answers is not a Kubernetes API server: its document is not what was asked for")
 
 // Confirm asks the API, past every cache, whether the Pod exists: (pod, true)
 // when it does, (zero, false) when it does not or when another Pod has its name.
@@ -56,10 +64,14 @@ func (c *Controller) get(ctx context.Context, ref plan.Ref) (*corev1.Pod, error)
 	// No resource version: a quorum read. "0" would be any API server's cache.
 	p, err := c.cfg.Client.CoreV1().Pods(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err):
+	case absence.Said(err, podsResource, ref.Name):
 		return nil, nil
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("%w: %w", absence.ErrNotSaid, err)
 	case err != nil:
 		return nil, err
+	case !absence.Is(p, ref.Namespace, ref.Name):
+		return nil, errNoAPIServer
 	case string(p.UID) != ref.UID:
 		return nil, nil
 	}
@@ -73,6 +85,9 @@ func (c *Controller) search(ctx context.Context, ref plan.Ref) (*corev1.Pod, err
 	list, err := c.cfg.Client.CoreV1().Pods(c.cfg.Namespace).List(ctx, metav1.ListOptions{FieldSelector: c.onNode()})
 	if err != nil {
 		return nil, err
+	}
+	if list.ResourceVersion == "" { // every API server's list has one
+		return nil, errNoAPIServer
 	}
 	for i := range list.Items {
 		if string(list.Items[i].UID) == ref.UID {
@@ -114,9 +129,13 @@ func (c *Controller) Answer(ctx context.Context, pod plan.Pod, ready *string) er
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	_, err = c.cfg.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
+	now, err := c.cfg.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
+	c.refused.note(pod.Namespace, pod.UID, err)
 	if err != nil {
 		return fmt.Errorf("kube: answer pod %s: %w", pod.UID, c.refusal(ctx, pod, err))
+	}
+	if !absence.Is(now, pod.Namespace, pod.Name) {
+		return fmt.Errorf("kube: answer pod %s: %w", pod.UID, errNoAPIServer)
 	}
 	return nil
 }
@@ -127,8 +146,10 @@ func (c *Controller) Answer(ctx context.Context, pod plan.Pod, ready *string) er
 // equal, another uid would be 422, an immutable field.
 func (c *Controller) refusal(ctx context.Context, pod plan.Pod, err error) error {
 	switch {
-	case apierrors.IsNotFound(err), immutableUID(err):
+	case absence.Said(err, podsResource, pod.Name), immutableUID(err):
 		return fmt.Errorf("%w: %w", agent.ErrGone, err)
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("%w: %w", absence.ErrNotSaid, err)
 	case apierrors.IsConflict(err):
 		now, getErr := c.get(ctx, pod.Ref())
 		if getErr == nil && now == nil {

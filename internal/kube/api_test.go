@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -85,7 +86,7 @@ func TestAnAnswerIsOneMergePatchBoundToThePodAndItsVersion(t *testing.T) {
 				body, _ := io.ReadAll(r.Body)
 				got = append(got, request{r.Method, r.URL.RequestURI(), r.Header.Get("Content-Type"), string(body)})
 				w.Header().Set("Content-Type", "application/json")
-				_, _ = io.WriteString(w, `{"kind":"Pod","apiVersion":"v1"}`)
+				_, _ = io.WriteString(w, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"runtimes","name":"sandbox","uid":"uid-1"}}`)
 			}))
 			defer server.Close()
 			client, err := Connect(kubeconfig(t, server.URL), "test")
@@ -276,6 +277,103 @@ func TestAnIncompleteListConfirmsNoAbsence(t *testing.T) {
 	})
 	if _, found, err := newController(t, client, io.Discard).Confirm(t.Context(), plan.Ref{UID: "uid-1"}); found || err == nil {
 		t.Errorf("Confirm = %v, %v", found, err)
+	}
+}
+
+func TestAnAgentThatMayNotWriteAnswersKnowsIt(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods"}
+	noRight := apierrors.NewForbidden(pods, "sandbox", errors.New(`User "system:serviceaccount:a:b" cannot patch resource "pods" in API group "" in the namespace "runtimes"`))
+	for _, c := range []struct {
+		name  string
+		first error
+		then  func(client *fake.Clientset)
+		want  bool // that answers cannot be written
+	}{
+		{"without the right", noRight, nil, true},
+		{"with a token that is not accepted", apierrors.NewUnauthorized("expired"), nil, true},
+		{"a policy refuses one Pod", apierrors.NewForbidden(pods, "sandbox", errors.New("ValidatingAdmissionPolicy 'p' denied request")), nil, false},
+		{"the API is away", errors.New("connection refused"), nil, false},
+		{"the right was given", noRight, func(client *fake.Clientset) { client.ReactionChain = client.ReactionChain[1:] }, false},
+		{"then a policy refuses", noRight, func(client *fake.Clientset) {
+			failing(client, "patch", apierrors.NewForbidden(pods, "sandbox", errors.New("policy")))
+		}, false},
+		{"then the API is away", noRight, func(client *fake.Clientset) { failing(client, "patch", errors.New("connection refused")) }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			client := newAPI(t, runtimePod("sandbox", "uid-1"))
+			_, pod := stored(t, client, "sandbox")
+			controller := newController(t, client, io.Discard)
+			watched, _ := stored(t, client, "sandbox")
+			if err := controller.pods.GetStore().Add(watched); err != nil {
+				t.Fatal(err)
+			}
+			failing(client, "patch", c.first)
+			_ = controller.Answer(t.Context(), pod, ptr.To("{}"))
+			if c.then != nil {
+				c.then(client)
+				_ = controller.Answer(t.Context(), pod, ptr.To("{}"))
+			}
+			err := controller.Answerable()
+			if (err != nil) != c.want {
+				t.Fatalf("Answerable() = %v", err)
+			}
+			if err == nil {
+				return
+			}
+			if text := err.Error(); !strings.Contains(text, "runtimes") || !strings.Contains(text, "pods: patch") {
+				t.Errorf("it says %q", text)
+			}
+			if err := controller.pods.GetStore().Delete(watched); err != nil {
+				t.Fatal(err)
+			}
+			if err := controller.Answerable(); err != nil {
+				t.Errorf("with the Pod gone: %v", err)
+			}
+		})
+	}
+}
+
+// notAnAPIServer are answers that a client reads as "not found" or as an empty
+// object, and that no API server gave.
+func notAnAPIServer() map[string]http.HandlerFunc {
+	page := func(code int, kind, body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", kind)
+			w.WriteHeader(code)
+			_, _ = io.WriteString(w, body)
+		}
+	}
+	return map[string]http.HandlerFunc{
+		"a load balancer's page":   page(http.StatusNotFound, "text/html", "<html>404 Not Found</html>"),
+		"a gateway's JSON":         page(http.StatusNotFound, "application/json", `{"message":"no route matched"}`),
+		"a 404 without a word":     page(http.StatusNotFound, "", ""),
+		"an empty document":        page(http.StatusOK, "application/json", `{}`),
+		"somebody else's document": page(http.StatusOK, "application/json", `{"status":"ok"}`),
+		"another Kubernetes object": page(http.StatusNotFound, "application/json",
+			`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"details":{"name":"other","kind":"pods"}}`),
+	}
+}
+
+func TestAServerThatIsNoAPIServerConfirmsNoAbsence(t *testing.T) {
+	for name, answer := range notAnAPIServer() {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(answer)
+			defer server.Close()
+			client, err := Connect(kubeconfig(t, server.URL), "test")
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := newController(t, client, io.Discard)
+			for _, ref := range []plan.Ref{{UID: "uid-1", Namespace: "runtimes", Name: "sandbox"}, {UID: "uid-1"}} {
+				if _, found, err := c.Confirm(t.Context(), ref); found || err == nil {
+					t.Errorf("Confirm(%+v) = %v, %v", ref, found, err)
+				}
+			}
+			pod := plan.Pod{UID: "uid-1", Namespace: "runtimes", Name: "sandbox", ResourceVersion: "41"}
+			if err := c.Answer(t.Context(), pod, ptr.To("{}")); err == nil || errors.Is(err, agent.ErrGone) {
+				t.Errorf("Answer = %v", err)
+			}
+		})
 	}
 }
 

@@ -65,6 +65,8 @@ type Controller struct {
 	cfg   Config
 	pods  cache.SharedIndexInformer
 	queue workqueue.TypedRateLimitingInterface[string]
+
+	refused refusals
 }
 
 // New makes a Controller that watches nothing until Run. It fails when the

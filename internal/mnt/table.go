@@ -177,6 +177,16 @@ type Table interface {
 	// them is attached.
 	Bind(source, target *beneath.Dir, flags Flags) (Record, error)
 
+	// Mount makes a mount of a filesystem, attached nowhere, with flags (and NoSUID
+	// and NoDev always) from its first instant. It asks the filesystem's server,
+	// where it has one, and may not return: callers put a deadline around it. A
+	// superblock that speaks to a network keeps the network namespace of the thread
+	// that calls. Errors: ErrNoFilesystem, *KernelError.
+	Mount(fs Filesystem, flags Flags) (Detached, error)
+
+	// Attach attaches what Mount made on target.
+	Attach(m Detached, target *beneath.Dir) (Record, error)
+
 	// Unmount takes exactly one mount, the topmost, off the directory name in
 	// dir. With lazy it is detached although it is in use (MNT_DETACH): it goes
 	// from the table at once, and processes inside keep what they have.

@@ -64,7 +64,7 @@ func firstChecks() []Check {
 		{
 			Name:  "Mount propagation (rshared)",
 			What:  "Grants succeed on the node and are invisible in the sandbox.",
-			Do:    "Run `mount --make-rshared /` on the node and make it permanent; the agent's Pod mounts kubelet's folder and its own root as Bidirectional.",
+			Do:    "Run `mount --make-rshared /` on the node and make it permanent, then delete the agent's Pod there: its own mounts (Bidirectional) were left alone, and only new ones are shared.",
 			judge: propagation,
 		},
 		{

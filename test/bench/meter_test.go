@@ -118,6 +118,11 @@ func (p meteredProcesses) Loose(ctx context.Context, ps []procs.Process, devs ma
 	return p.Processes.Loose(ctx, ps, devs, shown)
 }
 
+func (p meteredProcesses) Others(ctx context.Context, ids map[int]bool) ([]procs.Process, error) {
+	defer p.m.since(partProcesses, time.Now())
+	return p.Processes.Others(ctx, ids)
+}
+
 type meteredJournal struct {
 	agent.Journal
 	m *meter

@@ -19,7 +19,7 @@ func newReport() *report {
 	r := &report{}
 	r.say(`# Performance
 
-What a grant costs, from one run of %[1]smake bench%[1]s, which writes this page.
+What a grant costs, from one run of %[1]smake bench%[1]s, which writes this page but for its last section.
 
 - **Ratios, not promises.** The machine is small and shared, so a time here says little about yours. Both sides of every
   comparison took turns on the same kernel objects or the same API server, one measurement each, and the ratio is what to

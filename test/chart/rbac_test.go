@@ -50,9 +50,16 @@ func TestTheAgentMayDoThisAndNothingElse(t *testing.T) {
 		values string
 		want   []string
 	}{
-		"in one namespace":                    {"{}", []string{agent + ": create,patch events in datalayer-runtimes", agent + ": get,list,watch,patch pods in datalayer-runtimes"}},
-		"in another":                          {"nodeMountGateway: {namespace: other}", []string{agent + ": create,patch events in other", agent + ": get,list,watch,patch pods in other"}},
-		"in all":                              {`nodeMountGateway: {namespace: ""}`, []string{agent + ": create,patch events in all namespaces", agent + ": get,list,watch,patch pods in all namespaces"}},
+		"in one namespace": {"{}", []string{agent + ": create,patch events in datalayer-runtimes", agent + ": get,list,watch,patch pods in datalayer-runtimes"}},
+		"in another":       {"nodeMountGateway: {namespace: other}", []string{agent + ": create,patch events in other", agent + ": get,list,watch,patch pods in other"}},
+		"in all":           {`nodeMountGateway: {namespace: ""}`, []string{agent + ": create,patch events in all namespaces", agent + ": get,list,watch,patch pods in all namespaces"}},
+		"with credentials": {"nodeMountGateway: {credentials: true}", []string{
+			agent + ": create,patch events in datalayer-runtimes", agent + ": get secrets in datalayer-runtimes",
+			agent + ": get,list,watch,patch pods in datalayer-runtimes",
+		}},
+		"with credentials, in all": {`nodeMountGateway: {namespace: "", events: false, credentials: true}`, []string{
+			agent + ": get secrets in datalayer-runtimes", agent + ": get,list,watch,patch pods in all namespaces",
+		}},
 		"without events":                      {"nodeMountGateway: {events: false}", []string{agent + ": get,list,watch,patch pods in datalayer-runtimes"}},
 		"with a holder, which may do nothing": {"{nodeMountGateway: {events: false}, claimHolder: {enabled: true}}", []string{agent + ": get,list,watch,patch pods in datalayer-runtimes"}},
 	} {

@@ -166,6 +166,16 @@ func (w *world) startAgent(t *testing.T) {
 	w.agentPod(within(t, 2*time.Minute), t)
 }
 
+// startAgentAfter starts the agent at the end of a test that may have failed.
+func (w *world) startAgentAfter(t *testing.T) {
+	body := `{"spec":{"template":{"spec":{"nodeSelector":{"test":null}}}}}`
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if _, err := w.api.AppsV1().DaemonSets(system).Patch(ctx, agentSet, types.MergePatchType, []byte(body), metav1.PatchOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
 func (w *world) selectNode(t *testing.T, value string) {
 	t.Helper()
 	body := fmt.Sprintf(`{"spec":{"template":{"spec":{"nodeSelector":{"test":%s}}}}}`, value)

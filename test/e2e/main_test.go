@@ -24,6 +24,9 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	if from := os.Getenv(serveEnv); from != "" {
+		os.Exit(serve(from, os.Getenv(serveAtEnv)))
+	}
 	os.Exit(node.Main(equipped, m.Run))
 }
 

@@ -66,6 +66,14 @@ func (c *cluster) namespace(t *testing.T, name string, rules []rbacv1.PolicyRule
 	return c.server.Kubeconfig(t, user)
 }
 
+// allow changes what the namespace's user may do in it.
+func (c *cluster) allow(t *testing.T, namespace string, rules []rbacv1.PolicyRule) {
+	t.Helper()
+	_, err := c.admin.RbacV1().Roles(namespace).Update(t.Context(),
+		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: namespace}, Rules: rules}, metav1.UpdateOptions{})
+	must(t, err)
+}
+
 // configOf reads a kubeconfig.
 func configOf(t *testing.T, kubeconfig string) *rest.Config {
 	t.Helper()

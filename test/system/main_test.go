@@ -56,6 +56,7 @@ func TestSystem(t *testing.T) {
 	for name, story := range map[string]func(*testing.T, *cluster){
 		"the agent needs its Role and nothing else": agentNeedsItsRole,
 		"nor does it need to write events":          withoutEvents,
+		"one that may not answer says so":           withoutPatch,
 		"killed at every point it loses nothing":    killedAtEveryPoint,
 		"nor does it forget who holds a mount":      killedWhileHeld,
 		"a hundred restarts double nothing":         manyRestarts,

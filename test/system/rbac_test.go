@@ -1,6 +1,11 @@
 package system_test
 
 import (
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
 	"testing"
 
 	policyv1 "k8s.io/api/policy/v1"
@@ -46,6 +51,65 @@ func withoutEvents(t *testing.T, c *cluster) {
 	}
 	p.grant(home("home/users/bob", "bob"))
 	p.delete()
+}
+
+// withoutPatch: an agent that may read Pods and not write to them mounts, and nobody
+// would ever know. It is not ready, and says why, until it has the right.
+func withoutPatch(t *testing.T, c *cluster) {
+	rules := agentRules()
+	for i := range rules {
+		rules[i].Verbs = slices.DeleteFunc(slices.Clone(rules[i].Verbs), func(verb string) bool {
+			return verb == "patch" && slices.Contains(rules[i].Resources, "pods")
+		})
+	}
+	n := c.nodeWith(t, rules)
+	p := n.run("sandbox")
+	port := freePort(t)
+	n.startAgent(agentOptions{flags: []string{"--health-port", port}})
+	ready := func() string {
+		resp, err := http.Get("http://127.0.0.1:" + port + "/readyz")
+		if err != nil {
+			return err.Error()
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		must(t, err)
+		return strings.TrimSpace(string(body))
+	}
+	eventually(t, "an agent that may not answer to be ready before it has to", func() string {
+		if now := ready(); now != "ok" {
+			return now
+		}
+		return ""
+	})
+	asked := p.ask(twoFolders()...)
+	eventually(t, "the agent to say that it may not answer", func() string {
+		if now := ready(); !strings.Contains(now, "answers cannot be written in the namespace "+n.namespace) {
+			return now
+		}
+		return ""
+	})
+	c.allow(t, n.namespace, agentRules())
+	p.mustBeReady(p.answered(asked), twoFolders())
+	eventually(t, "the agent to be ready", func() string {
+		if now := ready(); now != "ok" {
+			return now
+		}
+		return ""
+	})
+	p.grant()
+	p.delete()
+}
+
+// freePort is a port of this machine that nobody has.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	must(t, err)
+	return port
 }
 
 // mustBeForbidden tries with the agent's own credentials what it has no business

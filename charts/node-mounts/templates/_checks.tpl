@@ -30,11 +30,9 @@ What the agent of this release does not serve. A line goes when the agent learns
 {{- $_ := set $unserved "driver.gatewayOnly=false" (not .Values.driver.gatewayOnly) -}}
 {{- $_ := set $unserved "driver.allowInsecureRelay" .Values.driver.allowInsecureRelay -}}
 {{- $_ := set $unserved "relay" (or .Values.relay.host .Values.relay.cidr .Values.relay.namespace .Values.relay.podSelector) -}}
-{{- $_ := set $unserved "nodeMountGateway.credentials" $gateway.credentials -}}
 {{- $_ := set $unserved "nodeMountGateway.localBridges" $gateway.localBridges -}}
 {{- $_ := set $unserved "nodeMountGateway.buckets" $gateway.buckets -}}
 {{- $_ := set $unserved "nodeMountGateway.repositories" $gateway.repositories -}}
-{{- $_ := set $unserved "nodeMountGateway.nfs" $gateway.nfs -}}
 {{- range $name := keys $unserved | sortAlpha -}}
 {{- if get $unserved $name -}}
 {{- fail (printf "%s is not served by this release yet: leave it at its default" $name) -}}

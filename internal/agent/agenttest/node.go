@@ -20,6 +20,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/obs"
 	"github.com/datalayer/node-mounts/internal/plan"
@@ -46,6 +47,9 @@ type Node struct {
 	// replaced before Restart.
 	Processes agent.Processes
 	Mounter   mnt.Table
+	// NFS and Secrets are the agent's from the next Restart on.
+	NFS     delivery.NFS
+	Secrets agent.Secrets
 	// Metrics and Budget are the running agent's.
 	Metrics *obs.Recorder
 	Budget  *deadline.Budget
@@ -103,7 +107,7 @@ func (n *Node) Restart() {
 	a, err := agent.New(ctx, agent.Config{
 		Claim:  agent.Claim{Path: n.Claim, Owner: beneath.Owner{UID: 1000, GID: 100}, Bound: n.Bound},
 		Policy: n.Policy, Root: n.Root, Kubelet: n.Kubelet, BootID: n.BootID,
-		Table: n.Mounter, Processes: n.Processes, API: n.API, Budget: n.Budget,
+		Table: n.Mounter, Processes: n.Processes, API: n.API, Budget: n.Budget, NFS: n.NFS, Secrets: n.Secrets,
 		Metrics: n.Metrics, Clock: n.Clock, Log: slog.New(slog.NewTextHandler(logWriter{n.T}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {

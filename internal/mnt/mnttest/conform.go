@@ -22,7 +22,7 @@ type conformCase struct {
 // Conform holds a mount table to what the agent builds on. open makes a new
 // bench for each case.
 func Conform(t *testing.T, open func(t *testing.T) Bench) {
-	for _, c := range slices.Concat(treeCases(), grantCases(), publishCases(), unmountCases()) {
+	for _, c := range slices.Concat(treeCases(), grantCases(), filesystemCases(), publishCases(), unmountCases()) {
 		t.Run(c.name, func(t *testing.T) { c.run(t, newPod(t, open(t))) })
 	}
 }

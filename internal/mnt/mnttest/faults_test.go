@@ -70,10 +70,14 @@ func points(mounts []mnt.Mount) []string {
 func TestAnOrderedFaultFailsOneCallAndChangesNothing(t *testing.T) {
 	p := newPublished(t)
 	target := openDir(t, filepath.Join(p.root, "alice"))
+	made, err := p.table.Mount(mnt.Filesystem{Type: "nfs4", Source: "h:/x"}, mnt.NoExec)
+	must(t, err)
 	calls := map[string]func() error{
 		"newtree":  func() error { _, err := p.table.NewTree(target); return err },
 		"publish":  func() error { _, err := p.table.Publish(p.tree, p.vol); return err },
 		"bind":     func() error { return p.bind(t) },
+		"mount":    func() error { _, err := p.table.Mount(mnt.Filesystem{Type: "nfs4"}, 0); return err },
+		"attach":   func() error { _, err := p.table.Attach(made, target); return err },
 		"unmount":  func() error { return p.table.Unmount(p.tree, "alice", true) },
 		"list":     func() error { _, err := p.table.List(); return err },
 		"children": func() error { _, err := p.table.Children(p.tree); return err },
@@ -103,7 +107,7 @@ func TestAnOrderedFaultFailsOneCallAndChangesNothing(t *testing.T) {
 		if op == "bind" {
 			must(t, p.table.Unmount(p.tree, "alice", false))
 		}
-		if op == "newtree" {
+		if op == "newtree" || op == "attach" {
 			must(t, p.table.Umount(target.Path(), false))
 		}
 	}
@@ -239,7 +243,7 @@ func TestAMistakenTestPanics(t *testing.T) {
 	p := newPublished(t)
 	for name, call := range map[string]func(){
 		"hold where no mount stands": func() { p.table.Hold(filepath.Join(p.root, "nothing")) },
-		"unknown operation":          func() { p.table.FailNext("mount", unix.EIO) },
+		"unknown operation":          func() { p.table.FailNext("remount", unix.EIO) },
 	} {
 		func() {
 			defer func() {

@@ -305,10 +305,10 @@ func (t *Table) mountAt(ns *namespace, point string) *mount {
 }
 
 // FailNext makes the next call of this kind fail with err, after those that were
-// asked to fail before. op: "newtree", "publish", "bind", "unmount" (lazy or
-// not), "at", "inmemory", "probe", "children", "list".
+// asked to fail before. op: "newtree", "publish", "bind", "mount", "attach",
+// "unmount" (lazy or not), "at", "inmemory", "probe", "children", "list".
 func (t *Table) FailNext(op string, err error) {
-	if !slices.Contains([]string{"newtree", "publish", "bind", "unmount", "at", "inmemory", "probe", "children", "list"}, op) {
+	if !slices.Contains([]string{"newtree", "publish", "bind", "mount", "attach", "unmount", "at", "inmemory", "probe", "children", "list"}, op) {
 		panic("mnttest: no operation is called " + op)
 	}
 	t.mu.Lock()
@@ -325,7 +325,7 @@ func (t *Table) fault(op string) error {
 	return queue[0]
 }
 
-// Log is what NewTree, Publish, Bind and Unmount were asked to do, in order, a
+// Log is what NewTree, Publish, Bind, Mount, Attach and Unmount were asked to do, in order, a
 // line each: "bind /claim/home on /root/pods/u/alice rw,nosuid,nodev", with
 // ": reason" where it failed.
 func (t *Table) Log() []string {

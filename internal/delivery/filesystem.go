@@ -1,0 +1,158 @@
+package delivery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/plan"
+	"github.com/datalayer/node-mounts/internal/proof"
+	"github.com/datalayer/node-mounts/internal/secret"
+)
+
+// Filesystem delivers kinds that the kernel mounts itself: NFS exports. Nothing
+// runs afterwards.
+//
+// How it is undone: like a bind, by one umount. Where it was the last of its
+// superblock, that thread also says good-bye to the server, and waits for one that
+// has gone as long as the soft timeout; so it is a thread that may be lost, and the
+// mount is out of every table before it waits.
+//
+// What an agent finds that was killed in the middle: nothing, or an empty folder in
+// the tree. A mount is attached nowhere until it has answered, and one that is
+// attached nowhere ends with the process.
+//
+// What the sandbox sees when the server goes: calls wait for the soft timeout and
+// then say EIO. Nothing becomes an empty folder. When the server is back, so is the
+// mount.
+type Filesystem struct {
+	Table mnt.Table
+	NFS   NFS
+	// Bound is how long a server may take to accept a connection, then to mount, and
+	// later to answer a question; and how long an undoing may take. A pass over the
+	// Pod waits as long, so it is less than the soft timeout: a server that is slower
+	// is asked again later.
+	Bound time.Duration
+	// Budget counts the threads that servers hang.
+	Budget *deadline.Budget
+}
+
+var _ Delivery = (*Filesystem)(nil)
+
+const (
+	// threadsPerServer is how many threads one server may cost while it hangs: each
+	// comes back after the soft timeout at the latest.
+	threadsPerServer = 4
+	threadsPerExport = 1
+)
+
+// Deliver implements Delivery. The mount point is made last: a grant that is
+// refused never shows the sandbox an empty folder.
+func (f *Filesystem) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mnt.Record, error) {
+	export, err := parseExport(m.Source())
+	if err != nil {
+		return mnt.Record{}, err
+	}
+	addresses, err := f.NFS.resolve(ctx, export.host, f.Bound)
+	if err != nil {
+		return mnt.Record{}, err
+	}
+	made, err := deadline.Do(ctx, f.Budget, 2*f.Bound,
+		func() (mnt.Detached, error) {
+			return f.NFS.mount(f.Table, export, addresses, f.Bound, m.ReadOnly(), flags(m))
+		},
+		mnt.Detached.Close,
+		deadline.Key{Name: "export:" + m.Source(), Limit: threadsPerExport},
+		deadline.Key{Name: "server:" + export.host, Limit: threadsPerServer})
+	if errors.Is(err, deadline.ErrHung) {
+		return mnt.Record{}, &ServerError{Server: export.host, Reason: "accepts connections but does not answer: see whether its NFS service runs", Err: err}
+	}
+	if err != nil {
+		return mnt.Record{}, err
+	}
+	defer made.Close()
+	if err := tree.Mkdir(m.Target(), targetMode); err != nil {
+		return mnt.Record{}, err
+	}
+	target, err := tree.OpenTarget(m.Target())
+	if errors.Is(err, beneath.ErrEscapes) || errors.Is(err, unix.ENOTDIR) {
+		return mnt.Record{}, errors.Join(ErrTargetTaken, err)
+	}
+	if err != nil {
+		return mnt.Record{}, err
+	}
+	defer target.Close()
+	return f.Table.Attach(made, target)
+}
+
+// Undo implements Delivery.
+func (f *Filesystem) Undo(ctx context.Context, tree *beneath.Dir, target string, detach bool) error {
+	_, err := deadline.On(ctx, f.Budget, f.Bound, tree, func(tree *beneath.Dir) (struct{}, error) {
+		return struct{}{}, unmount(ctx, f.Table, tree, target, detach)
+	}, deadline.Key{Name: "unmount:" + tree.Path() + "/" + target, Limit: 1})
+	return err
+}
+
+// Usable implements Delivery: a node whose kernel has no NFS client serves every
+// other kind, and says so to the grants that need it.
+func (f *Filesystem) Usable(context.Context) error { return nil }
+
+// Alive implements Delivery. The attributes of the root are asked of the server
+// itself: what the client has cached, a list of names included, it goes on
+// answering for a minute after the server has gone.
+func (f *Filesystem) Alive(ctx context.Context, tree *beneath.Dir, target string) error {
+	_, err := deadline.On(ctx, f.Budget, f.Bound, tree, func(tree *beneath.Dir) (struct{}, error) {
+		return struct{}{}, f.asks(tree, target)
+	}, deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: 1})
+	return err
+}
+
+func (f *Filesystem) asks(tree *beneath.Dir, target string) error {
+	dir, err := tree.Open(target)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	tree.Close() // what follows may hang, and must not keep the tree busy
+	place, err := f.Table.At(dir)
+	if err != nil {
+		return err
+	}
+	if !place.MountRoot {
+		return fmt.Errorf("%s: %w", dir.Path(), proof.ErrNotAMount)
+	}
+	var stx unix.Statx_t
+	err = unix.Statx(dir.Fd(), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &stx)
+	if errors.Is(err, unix.ESTALE) {
+		return fmt.Errorf("%w: %w", proof.ErrDeleted, err)
+	}
+	return err
+}
+
+// explainFilesystem is Explain for what servers and Secrets are refused by, "" for
+// other errors. It comes first: the errno that such an error carries means
+// something else there than in a mount of the claim.
+func explainFilesystem(err error) (grant.Code, string) {
+	if refused, ok := errors.AsType[*secret.RefusedError](err); ok {
+		return grant.CodeSecretRefused, refused.Reason
+	}
+	server, ok := errors.AsType[*ServerError](err)
+	switch {
+	case errors.Is(err, secret.ErrUnavailable):
+		return grant.CodeMountFailed, "the API server does not answer for the Secret: the agent goes on trying"
+	case errors.Is(err, ErrNoClient):
+		return grant.CodeMountFailed, ErrNoClient.Error()
+	case ok && errors.Is(err, ErrServerRefused):
+		return grant.CodeInvalidSource, server.Error()
+	case ok:
+		return grant.CodeMountFailed, server.Error()
+	}
+	return "", ""
+}

@@ -1,0 +1,34 @@
+// Package absence tells what an API server said does not exist from what somebody
+// else's answer only looks like: a load balancer without a backend, a proxy, or a
+// server at the wrong address answers 404 too, and a client takes it for NotFound.
+package absence
+
+import (
+	"errors"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ErrNotSaid is beside a 404 that is no API server's word on the object.
+var ErrNotSaid = errors.New("what answers 404 is not a Kubernetes API server that was asked for this object")
+
+// Said tells whether err is an API server's word that this object does not exist:
+// a Status that it wrote itself, with the resource and the name in it.
+//
+// client-go makes the same Status, with both names, of any 404 whose body it cannot
+// read. It marks those with a cause.
+func Said(err error, resource, name string) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsNotFound(err) || apierrors.IsUnexpectedServerError(err) || !errors.As(err, &status) {
+		return false
+	}
+	d := status.Status().Details
+	return d != nil && d.Kind == resource && d.Name == name
+}
+
+// Is tells whether an object that came without an error is the one that was asked
+// for. JSON of any kind, "{}" for one, is read as an object without a name.
+func Is(o metav1.Object, namespace, name string) bool {
+	return o.GetUID() != "" && o.GetNamespace() == namespace && o.GetName() == name
+}

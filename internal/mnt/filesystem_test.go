@@ -1,0 +1,60 @@
+package mnt_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/mnt"
+)
+
+// folder makes a mount point of its own.
+func folder(t *testing.T) *beneath.Dir {
+	t.Helper()
+	dir, err := beneath.OpenRoot(t.TempDir())
+	must(t, err)
+	t.Cleanup(dir.Close)
+	return dir
+}
+
+func TestAReadOnlyFilesystemCannotBeWrittenThroughAnotherMountOfItEither(t *testing.T) {
+	table := &mnt.Kernel{}
+	for _, readOnly := range []bool{true, false} {
+		parent, other := folder(t), t.TempDir()
+		must(t, parent.Mkdir("target", 0o755))
+		on, err := parent.OpenTarget("target")
+		must(t, err)
+		m, err := table.Mount(mnt.Filesystem{Type: "tmpfs", Source: "test", ReadOnly: readOnly}, 0)
+		must(t, err)
+		_, err = table.Attach(m, on)
+		m.Close()
+		on.Close()
+		must(t, err)
+		at := filepath.Join(parent.Path(), "target")
+		must(t, unix.Mount(at, other, "", unix.MS_BIND, ""))
+		// What root in a sandbox with a namespace of its own might try.
+		must(t, unix.Mount("", other, "", unix.MS_REMOUNT|unix.MS_BIND, ""))
+		err = os.WriteFile(filepath.Join(other, "file"), nil, 0o644)
+		if errors.Is(err, unix.EROFS) != readOnly {
+			t.Errorf("read-only %v: writing says %v", readOnly, err)
+		}
+		must(t, unix.Unmount(other, 0))
+		must(t, table.Unmount(parent, "target", false))
+	}
+}
+
+func TestTheKernelsOwnWordsAreInTheError(t *testing.T) {
+	_, err := (&mnt.Kernel{}).Mount(mnt.Filesystem{Type: "tmpfs", Source: "test", Settings: []mnt.Setting{{"no-such-option", "x"}}}, 0)
+	var kernel *mnt.KernelError
+	if !errors.As(err, &kernel) || !errors.Is(err, unix.EINVAL) || kernel.Step != "no-such-option" || !strings.Contains(kernel.Words, "Unknown parameter 'no-such-option'") {
+		t.Errorf("%v", err)
+	}
+	if !strings.Contains(err.Error(), "no-such-option: tmpfs: Unknown parameter") {
+		t.Errorf("it reads %q", err)
+	}
+}
