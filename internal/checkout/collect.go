@@ -1,0 +1,183 @@
+package checkout
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// sweep is the store's first act: rubbish of work that was killed goes, and so does
+// what cannot be believed. What was published in another boot may have lost its last
+// bytes with the power; to publish without waiting for the disk is worth a clone
+// after a reboot.
+func (s *Store) sweep() error {
+	jobs, err := os.Open(filepath.Join(s.config.Root, jobsFolder))
+	if err != nil {
+		return storage("look for unfinished checkouts", err)
+	}
+	defer jobs.Close()
+	names, err := jobs.Readdirnames(-1)
+	if err != nil {
+		return storage("look for unfinished checkouts", err)
+	}
+	for _, name := range names {
+		s.config.Log.Info("removing an unfinished checkout", "folder", name)
+		if err := removeAt(jobs, name); err != nil {
+			return storage("remove an unfinished checkout", err)
+		}
+	}
+	found, err := os.ReadDir(filepath.Join(s.config.Root, readyFolder))
+	if err != nil {
+		return storage("read the checkouts", err)
+	}
+	for _, f := range found {
+		dir := s.readyPath(f.Name())
+		r, err := readRecord(dir)
+		info, statErr := os.Lstat(dir)
+		if err != nil || statErr != nil || r.Boot != s.config.Boot {
+			s.config.Log.Info("removing a checkout of another boot, or one that cannot be read", "key", f.Name())
+			rubbish, err := s.withdraw(f.Name())
+			if err == nil {
+				err = s.removeRubbish(rubbish)
+			}
+			if err != nil {
+				return storage("remove a checkout", err)
+			}
+			continue
+		}
+		s.ready[f.Name()] = &published{
+			key: f.Name(), record: *r, users: map[string]bool{}, idle: info.ModTime(), proofs: map[string]time.Time{},
+		}
+	}
+	return nil
+}
+
+// Recover tells the store after a start which uses stand: the key of the checkout of
+// each. It returns the uses whose checkout is not there any more, in order. From now
+// on checkouts that nobody uses may go.
+func (s *Store) Recover(uses map[string]string) (missing []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, use := range slices.Sorted(maps.Keys(uses)) {
+		if p := s.ready[uses[use]]; p != nil {
+			s.register(use, p)
+		} else {
+			missing = append(missing, use)
+		}
+	}
+	s.recovered = true
+	return missing
+}
+
+// Collect removes the checkouts that nobody uses and that were used longest ago,
+// until those that are left fit the budget. It returns the bytes it has freed.
+func (s *Store) Collect(ctx context.Context) int64 {
+	return s.dropIdle(ctx, max(0, s.config.Limits.Budget))
+}
+
+func (s *Store) dropIdle(ctx context.Context, budget int64) (freed int64) {
+	for ctx.Err() == nil {
+		p, rubbish, err := s.takeIdle(budget)
+		if p == nil {
+			return freed
+		}
+		if err == nil {
+			err = s.removeRubbish(rubbish)
+		}
+		if err != nil {
+			s.config.Log.Error("a checkout cannot be removed", "key", p.key, "error", err)
+			continue
+		}
+		s.config.Log.Info("removed a checkout that nobody uses", "key", p.key, "bytes", p.record.Bytes)
+		freed += p.record.Bytes
+	}
+	return freed
+}
+
+// takeIdle takes the checkout out of the store that should go next: nobody finds it
+// from then on, and its name is free for another clone. It is nil when none should.
+func (s *Store) takeIdle(budget int64) (oldest *published, rubbish string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.recovered {
+		return nil, "", nil
+	}
+	var total int64
+	for _, p := range s.ready {
+		// Work on a content ends in a use of it: what is being proven or waited for stays.
+		if len(p.users) > 0 || s.contents[p.key] != nil {
+			continue
+		}
+		total += p.record.Bytes
+		if oldest == nil || p.idle.Before(oldest.idle) || p.idle.Equal(oldest.idle) && p.key < oldest.key {
+			oldest = p
+		}
+	}
+	if total <= budget {
+		return nil, "", nil
+	}
+	delete(s.ready, oldest.key)
+	rubbish, err = s.withdraw(oldest.key)
+	return oldest, rubbish, err
+}
+
+// withdraw takes a checkout out of the store in one step; what it returns is rubbish
+// among the jobs, which the next start removes if nobody does before.
+func (s *Store) withdraw(key string) (rubbish string, err error) {
+	rubbish = "gone-" + rand.Text()
+	err = os.Rename(s.readyPath(key), filepath.Join(s.config.Root, jobsFolder, rubbish))
+	if errors.Is(err, fs.ErrNotExist) {
+		return rubbish, nil
+	}
+	return rubbish, err
+}
+
+func (s *Store) removeRubbish(name string) error {
+	jobs, err := os.Open(filepath.Join(s.config.Root, jobsFolder))
+	if err != nil {
+		return err
+	}
+	defer jobs.Close()
+	return removeAt(jobs, name)
+}
+
+// Progress is one clone that is under way.
+type Progress struct {
+	URL      string
+	Revision string
+	Phase    string // one of the Phase constants
+	Bytes    int64  // on disk so far
+	Began    time.Time
+	Waiting  int // callers
+}
+
+// String is one line for an event.
+func (p Progress) String() string {
+	return fmt.Sprintf("%s at %s: %s, %d bytes", p.URL, p.Revision[:min(12, len(p.Revision))], p.Phase, p.Bytes)
+}
+
+// Progress lists the clones that are under way, the oldest first.
+func (s *Store) Progress() []Progress {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []Progress
+	for _, f := range s.flights {
+		all = append(all, Progress{
+			URL: f.job.remote.url, Revision: f.job.revision, Phase: *f.job.phase.Load(), Bytes: f.job.bytes.Load(),
+			Began: f.began, Waiting: f.waiting,
+		})
+	}
+	slices.SortFunc(all, func(a, b Progress) int {
+		return cmp.Or(a.Began.Compare(b.Began), strings.Compare(a.URL, b.URL), strings.Compare(a.Revision, b.Revision))
+	})
+	return all
+}

@@ -1,0 +1,226 @@
+package checkout
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/mnt"
+)
+
+// confinedName is the name under which this program becomes git: the child starts
+// as itself, gives up everything in an order that Go's SysProcAttr does not offer,
+// and then executes git.
+const confinedName = "node-mounts-confined"
+
+// The descriptors of the confined process.
+const (
+	specFD    = 3 // the spec, and then a pipe that hangs up when the agent has gone
+	askFD     = 4 // where askpass asks; only with a credential
+	programFD = 5 // this program, to be executed as askpass
+)
+
+// spec is what the confined process is told. It holds no secret.
+type spec struct {
+	Dir        string
+	Argv       []string // Argv[0] is a path
+	Env        []string
+	UID, GID   int
+	Hide       []string // folders to be covered
+	Read       []string // Landlock: what may be read and executed beside the system's folders
+	Write      []string // Landlock: where may be written
+	FileBytes  uint64   // RLIMIT_FSIZE
+	DataBytes  uint64   // RLIMIT_DATA, of each process
+	WithAnswer bool     // askFD is open
+}
+
+// Main runs this process in one of the two parts that a program with a Store plays
+// for itself, and says whether it was one: the confined process, and git's askpass.
+// A program that opens a Store calls it before anything else, and exits with code.
+func Main(args []string) (code int, ours bool) {
+	switch {
+	case len(args) == 0:
+		return 0, false
+	case args[0] == confinedName:
+		err := confine()
+		fmt.Fprintf(os.Stderr, "%s: %v\n", confinedName, err)
+		return confineFailed, true
+	case args[0] == askpassPath():
+		if err := askpass(args[1:], os.Stdout); err != nil {
+			fmt.Fprintf(os.Stderr, "askpass: %v\n", err)
+			return 1, true
+		}
+		return 0, true
+	}
+	return 0, false
+}
+
+// confineFailed is the exit status of a process that did not become git. git itself
+// has none above 129.
+const confineFailed = 199
+
+// confine does not return when it succeeds.
+func confine() error {
+	// What follows is done to this thread alone; execve ends the others, and the
+	// process is what this thread is then.
+	runtime.LockOSThread()
+	pipe := os.NewFile(specFD, "spec")
+	var s spec
+	if err := json.NewDecoder(pipe).Decode(&s); err != nil {
+		return fmt.Errorf("read the spec: %w", err)
+	}
+	for _, dir := range s.Hide {
+		if err := cover(dir); err != nil {
+			return fmt.Errorf("cover %s: %w", dir, err)
+		}
+	}
+	keep := []int{}
+	if s.WithAnswer {
+		if err := keepProgram(); err != nil {
+			return fmt.Errorf("keep the program: %w", err)
+		}
+		keep = append(keep, askFD, programFD)
+	}
+	if err := s.limit(); err != nil {
+		return err
+	}
+	if err := s.landlock(); err != nil {
+		return fmt.Errorf("landlock: %w", err)
+	}
+	if err := s.giveUp(); err != nil {
+		return err
+	}
+	if err := os.Chdir(s.Dir); err != nil {
+		return err
+	}
+	// The kernel forgets this at the change of user. An agent that ended before here
+	// sends no signal any more, but its end of the pipe has gone.
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return fmt.Errorf("ask for the parent's end: %w", err)
+	}
+	poll := []unix.PollFd{{Fd: specFD}}
+	if _, err := unix.Poll(poll, 0); err != nil || poll[0].Revents != 0 {
+		return errors.New("the agent has gone")
+	}
+	unix.CloseOnExec(specFD)
+	for _, fd := range keep {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
+			return fmt.Errorf("keep descriptor %d: %w", fd, err)
+		}
+	}
+	return fmt.Errorf("execute %s: %w", s.Argv[0], unix.Exec(s.Argv[0], s.Argv, s.Env))
+}
+
+// cover puts an empty filesystem over a folder, in this process's mount namespace.
+func cover(dir string) error {
+	// /var/run is a symbolic link on most systems.
+	real, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	on, err := beneath.OpenRoot(real)
+	if err != nil {
+		return err
+	}
+	defer on.Close()
+	_, err = new(mnt.Kernel).NewTree(on)
+	return err
+}
+
+// keepProgram opens this program at a descriptor that git's children inherit. Its
+// path may not be one that an unprivileged user can walk, the descriptor is.
+func keepProgram() error {
+	fd, err := unix.Open("/proc/self/exe", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	return unix.Dup3(fd, programFD, unix.O_CLOEXEC)
+}
+
+func (s *spec) limit() error {
+	unix.Umask(0o022)
+	// A program that SIGXFSZ kills says nothing; one whose write fails says why. What is
+	// ignored stays so across execve.
+	signal.Ignore(unix.SIGXFSZ)
+	for resource, value := range map[int]uint64{
+		unix.RLIMIT_CORE: 0, unix.RLIMIT_FSIZE: s.FileBytes, unix.RLIMIT_DATA: s.DataBytes, unix.RLIMIT_NOFILE: 1024,
+	} {
+		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: value, Max: value}); err != nil {
+			return fmt.Errorf("set limit %d: %w", resource, err)
+		}
+	}
+	return nil
+}
+
+// giveUp leaves the process an unprivileged user without a way back.
+func (s *spec) giveUp() error {
+	if s.UID <= 0 || s.GID <= 0 {
+		return errors.New("git does not run as root")
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("give up new privileges: %w", err)
+	}
+	for c := range uintptr(unix.CAP_LAST_CAP + 1) {
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	// An older kernel may know fewer capabilities than this program: EINVAL above.
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return fmt.Errorf("clear ambient capabilities: %w", err)
+	}
+	if err := unix.Setgroups(nil); err != nil {
+		return fmt.Errorf("leave the groups: %w", err)
+	}
+	if err := unix.Setresgid(s.GID, s.GID, s.GID); err != nil {
+		return fmt.Errorf("become group %d: %w", s.GID, err)
+	}
+	if err := unix.Setresuid(s.UID, s.UID, s.UID); err != nil {
+		return fmt.Errorf("become user %d: %w", s.UID, err)
+	}
+	var none [2]unix.CapUserData
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	if err := unix.Capset(&head, &none[0]); err != nil {
+		return fmt.Errorf("give up capabilities: %w", err)
+	}
+	return nil
+}
+
+func askpassPath() string { return fmt.Sprintf("/proc/self/fd/%d", programFD) }
+
+// environment is all that git and its children are told. LC_ALL=C keeps git's words
+// the ones that errors.go knows.
+func environment(home, config, temp string) []string {
+	return []string{
+		"PATH=/usr/local/bin:/usr/bin:/bin",
+		"LC_ALL=C",
+		"HOME=" + home,
+		"XDG_CONFIG_HOME=" + home,
+		"TMPDIR=" + temp,
+		"GIT_CONFIG_NOSYSTEM=1",
+		"GIT_CONFIG_GLOBAL=" + config,
+		"GIT_ALLOW_PROTOCOL=https:ssh",
+		"GIT_PROTOCOL_FROM_USER=0",
+		"GIT_TERMINAL_PROMPT=0",
+		"GIT_NO_REPLACE_OBJECTS=1",
+		"GIT_ATTR_NOSYSTEM=1",
+		"GIT_OPTIONAL_LOCKS=0",
+		"GIT_CEILING_DIRECTORIES=" + filepath.Dir(home),
+		"SSH_ASKPASS_REQUIRE=never",
+	}
+}
+
+// quoteShell quotes for the shell that git hands core.sshCommand to.
+func quoteShell(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

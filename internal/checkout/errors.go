@@ -1,0 +1,222 @@
+package checkout
+
+import (
+	"errors"
+	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Class says what kind of cause an error has, and with it who can do something.
+type Class string
+
+// The classes. A refused credential, an unusable address and a server that is away
+// need different people.
+const (
+	// NotFound: the server answered and has no such repository, or no such commit.
+	NotFound Class = "not-found"
+	// AuthRefused: the server wants a credential, or does not take this one, or its
+	// host key is not the one that was given.
+	AuthRefused Class = "auth-refused"
+	// Unreachable: no conversation with the server came about, or it broke off.
+	Unreachable Class = "unreachable"
+	// Timeout: the limit of time has passed.
+	Timeout Class = "timeout"
+	// TooLarge: the limit of bytes, files or memory has passed.
+	TooLarge Class = "too-large"
+	// DiskFull: the node has no room.
+	DiskFull Class = "disk-full"
+	// Refused: the address is one that this node does not fetch from.
+	Refused Class = "refused"
+	// Invalid: the request, the credential's form or the repository's content cannot
+	// be used, now or later.
+	Invalid Class = "invalid"
+	// Failed: anything else; the message has git's own words.
+	Failed Class = "failed"
+)
+
+// Error is why there is no checkout: one sentence for the person who asked, without
+// anything secret, and what git said where that adds something.
+type Error struct {
+	Class   Class
+	Message string
+	Detail  string // git's last words, redacted; may be empty
+	Err     error  // may be nil
+}
+
+func (e *Error) Error() string {
+	if e.Detail == "" {
+		return e.Message
+	}
+	return e.Message + " (" + e.Detail + ")"
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// ClassOf is the class of an error from this package, Failed for every other.
+func ClassOf(err error) Class {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Class
+	}
+	return Failed
+}
+
+func fail(class Class, message string) *Error { return &Error{Class: class, Message: message} }
+
+// storage classifies an error of the store's own work on disk.
+func storage(operation string, err error) error {
+	if err == nil {
+		return nil
+	}
+	e, ok := errors.AsType[*Error](err)
+	if ok {
+		return e
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return &Error{DiskFull, messageDiskFull, "", err}
+	}
+	return &Error{Failed, "the node could not " + operation, err.Error(), err}
+}
+
+const (
+	messageDiskFull = "the node has no disk space left for the checkout"
+	messageTooLarge = "the repository is larger than this node allows"
+)
+
+// symptom is a sentence of git, ssh, curl or a server that gives its cause away.
+type symptom struct {
+	text    string // lower case
+	class   Class
+	message string
+}
+
+// symptoms are asked in this order: the first that matches counts, so what is
+// certain comes before what can be a consequence of something else.
+func symptoms() []symptom {
+	const (
+		noCommit   = "the server does not have this commit"
+		noRepo     = "the server has no such repository, or shows it to nobody without a credential"
+		credential = "the server does not accept the credential"
+		wanted     = "the server asks for a credential: name a Secret that has one"
+		redirected = "the server redirects to another address: write that address"
+		hostKey    = "the server's host key is not in the known_hosts of the Secret"
+		away       = "the server cannot be reached"
+		broken     = "the connection to the server broke off"
+		trust      = "the server's certificate is not trusted"
+		content    = "the repository has content that git refuses"
+	)
+	return []symptom{
+		{"no space left on device", DiskFull, messageDiskFull},
+		{"out of diskspace", DiskFull, messageDiskFull},
+		{"disk quota exceeded", DiskFull, messageDiskFull},
+		{"file too large", TooLarge, messageTooLarge},
+		{"out of memory", TooLarge, "the repository needs more memory than this node allows"},
+		{"fsck error", Invalid, content},
+		{"invalid path", Invalid, content},
+		{"cannot create symlink", Invalid, content},
+		{"file name too long", Invalid, content},
+		// Of a very long path git's own words end before the reason.
+		{"cannot create directory at", Invalid, content},
+		{"not our ref", NotFound, noCommit},
+		{"unadvertised object", NotFound, noCommit},
+		{"couldn't find remote ref", NotFound, noCommit},
+		{"host key verification failed", AuthRefused, hostKey},
+		{"could not read username", AuthRefused, wanted},
+		{"could not read password", AuthRefused, wanted},
+		{"authentication failed", AuthRefused, credential},
+		{"permission denied", AuthRefused, credential},
+		{"returned error: 401", AuthRefused, credential},
+		{"returned error: 403", AuthRefused, credential},
+		{"returned error: 407", Unreachable, "the proxy refuses the connection"},
+		{"response 407", Unreachable, "the proxy refuses the connection"},
+		{"returned error: 404", NotFound, noRepo},
+		{"returned error: 30", Refused, redirected},
+		{"not a git repository", NotFound, noRepo},
+		{"not appear to be a git repository", NotFound, noRepo},
+		{"not valid: is this a git repository", NotFound, noRepo},
+		{"not found", NotFound, noRepo},
+		{"certificate", Unreachable, trust},
+		{"could not resolve", Unreachable, away},
+		{"failed to connect", Unreachable, away},
+		{"couldn't connect", Unreachable, away},
+		{"connection refused", Unreachable, away},
+		{"no route to host", Unreachable, away},
+		{"timed out", Unreachable, away},
+		{"operation too slow", Unreachable, "the server sent almost nothing for a minute"},
+		{"unable to access", Unreachable, away},
+		{"early eof", Unreachable, broken},
+		{"hung up", Unreachable, broken},
+		{"rpc failed", Unreachable, broken},
+		{"protocol error", Unreachable, broken},
+		{"connection closed", Unreachable, broken},
+		{"connection reset", Unreachable, broken},
+		{"unexpected disconnect", Unreachable, broken},
+		{"reference is not a tree", Invalid, messageNoCommit},
+		{"unable to read tree", Invalid, messageNoCommit},
+		{"to a non-commit", Invalid, messageNoCommit},
+		{"not a tree object", Invalid, messageNoCommit},
+	}
+}
+
+const messageNoCommit = "the revision does not name a commit"
+
+// classify turns what git printed into an error. secrets never reach it.
+func classify(output string, secrets []string, err error) *Error {
+	output = redact(output, secrets)
+	lower := strings.ToLower(output)
+	for _, s := range symptoms() {
+		if strings.Contains(lower, s.text) {
+			return &Error{s.class, s.message, lastWords(output, s.text), err}
+		}
+	}
+	return &Error{Failed, "git failed", lastWords(output, ""), err}
+}
+
+// A server's words reach an annotation; they are cut and lose what is not text.
+const maxDetail = 200
+
+// lastWords is the line of git's output that says most: the one with the symptom,
+// else the last.
+func lastWords(output, wanted string) string {
+	var last string
+	for line := range strings.FieldsFuncSeq(output, func(r rune) bool { return r == '\n' || r == '\r' }) {
+		line = strings.TrimSpace(strings.Map(printable, line))
+		if line == "" {
+			continue
+		}
+		last = line
+		if wanted != "" && strings.Contains(strings.ToLower(line), wanted) {
+			break
+		}
+	}
+	if len(last) > maxDetail {
+		last = strings.ToValidUTF8(last[:maxDetail], "") + "…"
+	}
+	return last
+}
+
+func printable(r rune) rune {
+	if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) {
+		return -1
+	}
+	return r
+}
+
+const redacted = "[redacted]"
+
+var userinfo = regexp.MustCompile(`://[^/\s'"]*@`)
+
+// redact takes userinfo and every form of the secrets out of a text.
+func redact(text string, secrets []string) string {
+	text = userinfo.ReplaceAllStringFunc(text, func(found string) string {
+		if found == "://git@" {
+			return found
+		}
+		return "://" + redacted + "@"
+	})
+	for _, s := range secrets {
+		text = strings.ReplaceAll(text, s, redacted)
+	}
+	return text
+}

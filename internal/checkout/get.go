@@ -1,0 +1,253 @@
+package checkout
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// flightKey is what two requests share when they can share the work.
+type flightKey struct {
+	url, revision string
+	credential    string // its digest; empty: none
+}
+
+// flight is work that callers wait for.
+type flight struct {
+	job     *job
+	began   time.Time
+	waiting int // the store's lock guards it
+	cancel  context.CancelCauseFunc
+	done    chan struct{}
+	// Set before done is closed.
+	key string
+	err error
+}
+
+var errNobodyWaits = errors.New("nobody waits for the checkout any more")
+
+// Get returns the checkout of a commit, and makes it where there is none. Callers
+// that ask for the same at the same time wait for the same clone; when the last of
+// them gives up, it ends. The error is *Error, or that of ctx.
+func (s *Store) Get(ctx context.Context, r Request) (*Checkout, error) {
+	where, err := parseRemote(r.URL)
+	if err != nil {
+		return nil, err
+	}
+	if !fullSHA.MatchString(r.Revision) {
+		return nil, fail(Invalid, "the revision is not a full commit id of 40 hex digits in lower case")
+	}
+	if r.Use == "" {
+		return nil, fail(Invalid, "the request does not say who uses the checkout")
+	}
+	if err := r.Credential.usable(where.transport); err != nil {
+		return nil, err
+	}
+	// The clone may have been removed between its end and now: rare, and worth another.
+	for range 3 {
+		if found := s.find(where, r); found != nil {
+			return found, nil
+		}
+		f, err := s.join(where, r)
+		if err != nil {
+			return nil, err
+		}
+		key, err := s.await(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		if found := s.claim(key, r.Use); found != nil {
+			return found, nil
+		}
+	}
+	return nil, fail(DiskFull, "the checkout was removed before it could be used")
+}
+
+// find claims a checkout that is there and that this request may have without
+// asking the server.
+func (s *Store) find(where remote, r Request) *Checkout {
+	if found := s.claim(contentKey(where, r.Revision, false), r.Use); found != nil {
+		return found
+	}
+	key := contentKey(where, r.Revision, true)
+	if r.Credential == nil || !s.proven(key, r.Credential) {
+		return nil
+	}
+	return s.claim(key, r.Use)
+}
+
+// proven says whether the server has accepted this credential for this checkout a
+// moment ago.
+func (s *Store) proven(key string, c *Credential) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.ready[key]
+	return p != nil && s.config.Now().Before(p.proofs[c.digest(s.salt)])
+}
+
+func (s *Store) notePrivate(key string, c *Credential) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.config.Now()
+	p := s.ready[key]
+	if p == nil {
+		return
+	}
+	for digest, until := range p.proofs {
+		if !now.Before(until) {
+			delete(p.proofs, digest)
+		}
+	}
+	p.proofs[c.digest(s.salt)] = now.Add(proofLife)
+}
+
+// join takes part in the flight for a request, or starts it.
+func (s *Store) join(where remote, r Request) (*flight, error) {
+	key := flightKey{where.url, r.Revision, r.Credential.digest(s.salt)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.flights[key]; f != nil && f.waiting > 0 {
+		f.waiting++
+		return f, nil
+	}
+	if s.ctx.Err() != nil {
+		return nil, fail(Failed, "the agent is stopping")
+	}
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	f := &flight{
+		job:   &job{store: s, remote: where, revision: r.Revision, credential: r.Credential},
+		began: s.config.Now(), waiting: 1, cancel: cancel, done: make(chan struct{}),
+	}
+	f.job.enter(PhaseWaiting)
+	s.flights[key] = f
+	s.working.Go(func() {
+		ctx, stop := context.WithTimeoutCause(ctx, s.config.Limits.Timeout,
+			fail(Timeout, "the checkout was not complete within "+s.config.Limits.Timeout.String()))
+		defer stop()
+		f.key, f.err = s.fly(ctx, f.job)
+		cancel(nil)
+		s.mu.Lock()
+		if s.flights[key] == f {
+			delete(s.flights, key)
+		}
+		s.mu.Unlock()
+		close(f.done)
+	})
+	return f, nil
+}
+
+// await waits for a flight as long as its caller does.
+func (s *Store) await(ctx context.Context, f *flight) (key string, err error) {
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	f.waiting--
+	if f.waiting == 0 {
+		// Too late for a flight that has ended.
+		f.cancel(errNobodyWaits)
+	}
+	s.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.key, f.err
+	default:
+		return "", context.Cause(ctx)
+	}
+}
+
+// fly does the work of one flight. Work on one content is done once at a time: who
+// comes second finds it there, and has to prove no more than its credential.
+func (s *Store) fly(ctx context.Context, j *job) (key string, err error) {
+	private := j.credential != nil
+	leave, err := s.enterContent(ctx, contentKey(j.remote, j.revision, private))
+	if err != nil {
+		return "", err
+	}
+	defer leave()
+	free, err := s.slots.take(ctx, j.remote.host)
+	if err != nil {
+		return "", err
+	}
+	defer free()
+	key, err = s.attempt(ctx, j)
+	if ClassOf(err) == DiskFull && s.dropIdle(ctx, 0) > 0 {
+		again := &job{store: s, remote: j.remote, revision: j.revision, credential: j.credential}
+		key, err = s.attempt(ctx, again)
+	}
+	return key, err
+}
+
+func (s *Store) attempt(ctx context.Context, j *job) (key string, err error) {
+	if public := contentKey(j.remote, j.revision, false); s.isReady(public) {
+		return public, nil
+	}
+	defer func() {
+		if err := j.discard(); err != nil {
+			s.config.Log.Error("the folder of a checkout cannot be removed", "folder", j.path, "error", err)
+		}
+	}()
+	if err := j.prepare(ctx); err != nil {
+		return "", err
+	}
+	if private := contentKey(j.remote, j.revision, true); j.credential != nil && s.isReady(private) {
+		if err := j.prove(ctx); err != nil {
+			return "", err
+		}
+		s.notePrivate(private, j.credential)
+		return private, nil
+	}
+	if err := j.clone(ctx); err != nil {
+		return "", err
+	}
+	// A server that never asked for the credential shows this to anybody.
+	private := j.used.Load()
+	key = contentKey(j.remote, j.revision, private)
+	if !s.isReady(key) {
+		r, err := j.publish(key, private)
+		if err != nil {
+			return "", err
+		}
+		s.mu.Lock()
+		s.ready[key] = &published{
+			key: key, record: *r, users: map[string]bool{}, idle: s.config.Now(), proofs: map[string]time.Time{},
+		}
+		s.mu.Unlock()
+	}
+	if private {
+		s.notePrivate(key, j.credential)
+	}
+	return key, nil
+}
+
+func (s *Store) isReady(key string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ready[key] != nil
+}
+
+// enterContent waits until nobody works on a content.
+func (s *Store) enterContent(ctx context.Context, key string) (leave func(), err error) {
+	for {
+		s.mu.Lock()
+		busy := s.contents[key]
+		if busy == nil {
+			mine := make(chan struct{})
+			s.contents[key] = mine
+			s.mu.Unlock()
+			return func() {
+				s.mu.Lock()
+				delete(s.contents, key)
+				s.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		s.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}

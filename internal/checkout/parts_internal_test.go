@@ -1,0 +1,219 @@
+package checkout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/ssh/agent"
+	"golang.org/x/sys/unix"
+)
+
+func TestAnAddressIsTakenApartAsGitTakesIt(t *testing.T) {
+	for text, want := range map[string]remote{
+		"https://Git.Example.org/a/b.git":     {overHTTPS, "https://git.example.org/a/b.git", "git.example.org", 443},
+		"https://git.example.org.:443/a":      {overHTTPS, "https://git.example.org/a", "git.example.org", 443},
+		"https://git.example.org:8443/a/":     {overHTTPS, "https://git.example.org:8443/a/", "git.example.org", 8443},
+		"https://[2001:DB8::1]:1/a":           {overHTTPS, "https://[2001:db8::1]:1/a", "2001:db8::1", 1},
+		"ssh://git@git.example.org/a/b":       {overSSH, "ssh://git@git.example.org/a/b", "git.example.org", 22},
+		"ssh://git@git.example.org:2222/~a/b": {overSSH, "ssh://git@git.example.org:2222/~a/b", "git.example.org", 2222},
+		"git@git.example.org:a/b.git":         {overSSH, "git@git.example.org:a/b.git", "git.example.org", 22},
+		"git@[2001:db8::1]:a":                 {overSSH, "git@[2001:db8::1]:a", "2001:db8::1", 22},
+	} {
+		if got, err := parseRemote(text); err != nil || got != want {
+			t.Errorf("%s: %+v %v, expected %+v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{
+		"", "file:///etc", "/etc", "ext::sh -c x", "http://h/a", "git://h/a", "ssh://root@h/a", "ssh://h/a", "root@h:a",
+		"https://u:p@h/a", "https://u@h/a", "https://h", "https://h/", "https:///a", "https://h:0/a", "https://h:x/a",
+		"https://-h/a", "https://h,i/a", "https://h/a b", "https://h/a?b", "https://h/a#b", "git@h", "git@-oProxyCommand=x:a",
+		"ssh://git@-oProxyCommand=x/a", "https://127.1/a", "https://h.0x7f/a", "https://[::1/a", "https://h/a\nb",
+	} {
+		if got, err := parseRemote(text); ClassOf(err) != Invalid || err == nil {
+			t.Errorf("%q is taken for %+v: %v", text, got, err)
+		}
+	}
+}
+
+func TestWhatGitSaysIsClassifiedAndRedacted(t *testing.T) {
+	c := &Credential{Token: "tok/en+1"}
+	e := classify("remote: x\x1b[31m\nfatal: Authentication failed for 'https://x-access-token:tok%2Fen+1@h/r/'\n", c.secrets(), nil)
+	if e.Class != AuthRefused || strings.Contains(e.Error(), "tok") {
+		t.Errorf("%v", e)
+	}
+	e = classify("fatal: boom tok/en+1 tok%2Fen%2B1 eC1hY2Nlc3MtdG9rZW46dG9rL2VuKzE= \x1b]0;x\x07"+strings.Repeat("y", 1000), c.secrets(), nil)
+	if e.Class != Failed || strings.Contains(e.Error(), "tok/") || strings.Contains(e.Error(), "eC1h") || strings.ContainsAny(e.Error(), "\x1b\x07") || len(e.Error()) > 300 {
+		t.Errorf("%d bytes: %q", len(e.Error()), e.Error())
+	}
+}
+
+func TestAskpassAnswersAboutItsServerAlone(t *testing.T) {
+	r, err := parseRemote("https://h.example:8443/r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Credential{Token: "t", Username: "u"}
+	for question, want := range map[string]string{
+		"Username for 'https://h.example:8443': ":              "u",
+		"Password for 'https://u@h.example:8443': ":            "t",
+		"Password for 'https://u@h.example': ":                 "",
+		"Password for 'https://u@evil.example:8443': ":         "",
+		"Password for 'http://u@h.example:8443': ":             "",
+		"Password for 'https://h.example:8443@evil.example': ": "",
+		"Enter passphrase for key '/k': ":                      "",
+		"":                                                     "",
+	} {
+		if got, _, _ := answerTo(question, r, c); got != want {
+			t.Errorf("%q is answered %q, expected %q", question, got, want)
+		}
+	}
+}
+
+func TestTheKeyRingSignsForItsJobAlone(t *testing.T) {
+	dir, err := os.MkdirTemp("", "co")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", dir+"/k").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	key, err := os.ReadFile(dir + "/k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A process in a pid namespace of its own is the job.
+	job := exec.Command("sleep", "1000")
+	job.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
+	if err := job.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = job.Process.Kill(); _ = job.Wait() }()
+	for _, try := range []struct {
+		pid  int
+		keys int
+	}{{os.Getpid(), 1}, {job.Process.Pid, 0}} {
+		var used atomic.Bool
+		s, err := serveKey(dir, os.Getuid(), os.Getgid(), &Credential{SSHKey: key}, &used)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.started(try.pid)
+		conn, err := net.Dial("unix", s.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := agent.NewClient(conn)
+		keys, _ := client.List()
+		if len(keys) != try.keys {
+			t.Errorf("%d keys, expected %d", len(keys), try.keys)
+		}
+		if try.keys == 1 {
+			if _, err := client.Sign(keys[0], []byte("x")); err != nil || !used.Load() {
+				t.Errorf("no signature: %v", err)
+			}
+			if client.RemoveAll() == nil {
+				t.Error("the ring takes changes")
+			}
+		}
+		_ = conn.Close()
+		s.close()
+	}
+}
+
+func TestATreeDeeperThanAPathIsRemoved(t *testing.T) {
+	parent, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer parent.Close()
+	fd, err := unix.Dup(int(parent.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := strings.Repeat("d", 200)
+	for i := range 100 {
+		at := name
+		if i == 0 {
+			at = "top"
+		}
+		if err := unix.Mkdirat(fd, at, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		next, err := unix.Openat(fd, at, unix.O_PATH, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(fd)
+		fd = next
+	}
+	unix.Close(fd)
+	if err := removeAt(parent, "top"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(filepath.Join(parent.Name(), "top")); err == nil {
+		t.Error("it is still there")
+	}
+}
+
+func TestOneServerTakesItsShareOfTheSlotsAndNoMore(t *testing.T) {
+	s := newSlots(3, 2)
+	take := func(host string, patience time.Duration) (func(), error) {
+		ctx, stop := context.WithTimeout(t.Context(), patience)
+		defer stop()
+		return s.take(ctx, host)
+	}
+	var back []func()
+	for i, host := range []string{"slow", "slow", "quick"} {
+		free, err := take(host, time.Minute)
+		if err != nil {
+			t.Fatalf("%s: %v", host, err)
+		}
+		back = append(back, free)
+		if i == 1 {
+			if _, err := take("slow", time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a third slot for one server: %v", err)
+			}
+		}
+	}
+	if _, err := take("other", time.Millisecond); err == nil {
+		t.Error("a fourth slot of three")
+	}
+	for _, free := range back {
+		free()
+	}
+	if n := len(s.hosts.byHost); n != 0 || len(s.all) != 0 {
+		t.Errorf("%d servers are still known, %d slots taken", n, len(s.all))
+	}
+}
+
+func TestASettingThatCouldNotWorkIsRefusedAtTheStart(t *testing.T) {
+	good := Config{Root: "/r", User: 1, Group: 1, Owner: Owner{1000, 100}}
+	for i, change := range []func(*Config){
+		func(c *Config) { c.Root = "r" },
+		func(c *Config) { c.Root = "/" + strings.Repeat("r", 80) },
+		func(c *Config) { c.User = 0 },
+		func(c *Config) { c.Owner.UID = 1 },
+		func(c *Config) { c.Proxy = "not a url" },
+		func(c *Config) { c.Git = "git" },
+	} {
+		c := good
+		change(&c)
+		if err := c.complete(); err == nil {
+			t.Errorf("change %d is accepted: %+v", i, c)
+		}
+	}
+	if err := good.complete(); err != nil {
+		t.Error(fmt.Errorf("the good one is refused: %w", err))
+	}
+}
