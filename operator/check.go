@@ -77,6 +77,7 @@ func (r Rules) withDefaults() Rules {
 func CheckTemplate(rules Rules, template *corev1.PodTemplateSpec) error {
 	c := newChecker(rules, template.ObjectMeta, template.Spec)
 	c.answer()
+	c.granted()
 	c.check()
 	return c.err()
 }
@@ -135,6 +136,7 @@ func (c *checker) check() {
 	c.node()
 	c.namespaces()
 	c.tokens()
+	c.duplicates()
 	c.gatewayVolume()
 	c.projections()
 	for _, k := range c.containers {

@@ -64,6 +64,7 @@ func (c *checker) container(k container) {
 	if k.section == sectionEphemeral {
 		c.add(ReasonEphemeral, k.field, "%q is an ephemeral container", k.Name)
 	}
+	c.unknownVolumes(k)
 	c.gatewayMounts(k)
 	c.environment(k)
 	if !k.blocker {
@@ -92,6 +93,7 @@ func (c *checker) gatewayMounts(k container) {
 		if m.SubPathExpr != "" {
 			c.add(ReasonSubPath, field+".subPathExpr", "%q mounts a sub-path of the volume", k.Name)
 		}
+		c.mountPath(k, field+".mountPath", m)
 		c.overlaps(k, m)
 	}
 }

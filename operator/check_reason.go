@@ -13,6 +13,7 @@ type Reason string
 const (
 	ReasonLabel             Reason = "LabelMissing"
 	ReasonAnswered          Reason = "AnswerInTemplate"
+	ReasonGrantInvalid      Reason = "GrantInvalid"
 	ReasonMirror            Reason = "MirrorPod"
 	ReasonUserNamespace     Reason = "UserNamespace"
 	ReasonSandboxedRuntime  Reason = "SandboxedRuntime"
@@ -20,12 +21,15 @@ const (
 	ReasonHostNamespace     Reason = "HostNamespace"
 	ReasonSharedProcesses   Reason = "SharedProcesses"
 	ReasonEphemeral         Reason = "EphemeralContainer"
+	ReasonDuplicateName     Reason = "DuplicateName"
 	ReasonVolumeMissing     Reason = "VolumeMissing"
 	ReasonVolumeOnDisk      Reason = "VolumeOnDisk"
 	ReasonVolumeSize        Reason = "VolumeSize"
 	ReasonNotMounted        Reason = "NotMounted"
+	ReasonUnknownVolume     Reason = "UnknownVolume"
 	ReasonNoPropagation     Reason = "NoPropagation"
 	ReasonSubPath           Reason = "SubPath"
+	ReasonMountPath         Reason = "MountPath"
 	ReasonOverlap           Reason = "OverlappingMounts"
 	ReasonTokenAutomounted  Reason = "TokenAutomounted"
 	ReasonTokenInReach      Reason = "TokenInReach"
@@ -61,6 +65,10 @@ func podReasons() []ReasonInfo {
 			"remove the annotation: the agent writes it",
 		},
 		{
+			ReasonGrantInvalid, "the agent answers every Pod of the template with that refusal",
+			"write it with grant.Encode, or grant when a Pod is handed out",
+		},
+		{
 			ReasonMirror, "a static Pod's mirror is not the Pod that runs: nothing arrives through it",
 			"create the Pod through the API",
 		},
@@ -89,6 +97,10 @@ func podReasons() []ReasonInfo {
 			"hand out a Pod that nobody has debugged in",
 		},
 		{
+			ReasonDuplicateName, "the API refuses two of one name, and what is checked of the one would pass for the other",
+			"choose another name",
+		},
+		{
 			ReasonVolumeMissing, "grants are mounted into this volume",
 			"add the volume as an emptyDir",
 		},
@@ -110,12 +122,20 @@ func podReasons() []ReasonInfo {
 func containerReasons() []ReasonInfo {
 	return []ReasonInfo{
 		{
+			ReasonUnknownVolume, "the API refuses the Pod",
+			"add the volume, or remove the mount",
+		},
+		{
 			ReasonNoPropagation, "what is mounted after the container has started does not arrive in it",
 			"set mountPropagation to HostToContainer",
 		},
 		{
 			ReasonSubPath, "a sub-path is resolved when the container starts, and no later mount reaches it",
 			"mount the whole volume",
+		},
+		{
+			ReasonMountPath, "it would hide what the image and the runtime have there, or be hidden, and the container would not start",
+			"mount it in a folder of its own, such as /mnt/datalayer",
 		},
 		{
 			ReasonOverlap, "of two volumes in one place one hides the other, and whoever can remove the folder between them removes the mount",

@@ -106,7 +106,7 @@ type shape struct {
 
 // refused break one rule each.
 func refused() []shape {
-	return slices.Concat(refusedPods(), refusedVolumes(), refusedContainers())
+	return slices.Concat(refusedPods(), refusedVolumes(), refusedNames(), refusedContainers())
 }
 
 func refusedPods() []shape {
@@ -191,6 +191,33 @@ func refusedVolumes() []shape {
 	}
 }
 
+// refusedNames are what the API would refuse as well, later and in other words.
+func refusedNames() []shape {
+	all := []shape{
+		{"a grant that is no JSON", operator.ReasonGrantInvalid, "metadata.annotations['" + names.Mounts + "']", func(p *podTemplate) {
+			p.Annotations = map[string]string{names.Mounts: "ada"}
+		}},
+		{"a grant with an entry that leaves the claim", operator.ReasonGrantInvalid, "metadata.annotations['" + names.Mounts + "']", func(p *podTemplate) {
+			p.Annotations = map[string]string{names.Mounts: `[{"source":"../etc","target":"etc","mode":"rw"}]`}
+		}},
+		{"two volumes of a name", operator.ReasonDuplicateName, "spec.volumes[2].name", func(p *podTemplate) {
+			p.Spec.Volumes = append(p.Spec.Volumes, p.Spec.Volumes[1])
+		}},
+		{"a container named as the blocker", operator.ReasonDuplicateName, companionField + ".name", func(p *podTemplate) {
+			companionOf(p).Name, companionOf(p).VolumeMounts = operator.DefaultBlocker, nil
+		}},
+		{"a mount of no volume", operator.ReasonUnknownVolume, runtimeField + ".volumeMounts[1].name", func(p *podTemplate) {
+			runtimeOf(p).VolumeMounts = append(runtimeOf(p).VolumeMounts, corev1.VolumeMount{Name: "gone", MountPath: "/gone"})
+		}},
+	}
+	for _, at := range []string{"/", "/proc", "/proc/x", "/sys/fs", "/dev", "/etc", "/usr", "/mnt/../etc", "//x/", "/x/", "/mnt/./x", "mnt", ""} {
+		all = append(all, shape{"the volume at " + at, operator.ReasonMountPath, runtimeField + ".volumeMounts[0].mountPath", func(p *podTemplate) {
+			runtimeOf(p).VolumeMounts[0].MountPath = at
+		}})
+	}
+	return all
+}
+
 func refusedContainers() []shape {
 	capability := func(c corev1.Capability) func(*podTemplate) {
 		return func(p *podTemplate) { runtimeOf(p).SecurityContext.Capabilities.Add = []corev1.Capability{c} }
@@ -273,6 +300,18 @@ func accepted() []shape {
 	return []shape{
 		{"other labels", operator.ReasonLabel, "", func(p *podTemplate) { p.Labels["a"] = "b" }},
 		{"a grant in the template", operator.ReasonAnswered, "", func(p *podTemplate) { p.Annotations = map[string]string{names.Mounts: "[]"} }},
+		{"a grant that can be read", operator.ReasonGrantInvalid, "", func(p *podTemplate) {
+			p.Annotations = map[string]string{names.Mounts: `[{"source":"home/users/ada","target":"ada","mode":"rw"}]`}
+		}},
+		{"a volume named as a container", operator.ReasonDuplicateName, "", func(p *podTemplate) {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: runtimeOf(p).Name, VolumeSource: disk()})
+		}},
+		{"a volume that nobody mounts", operator.ReasonUnknownVolume, "", func(p *podTemplate) {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "extra", VolumeSource: disk()})
+		}},
+		{"the volume in a folder of the system", operator.ReasonMountPath, "", func(p *podTemplate) {
+			runtimeOf(p).VolumeMounts[0].MountPath = "/var/granted"
+		}},
 		{"other annotations", operator.ReasonMirror, "", func(p *podTemplate) { p.Annotations = map[string]string{"kubernetes.io/config.source": "api"} }},
 		{"the node's users, in words", operator.ReasonUserNamespace, "", func(p *podTemplate) { p.Spec.HostUsers = ptr.To(true) }},
 		{"a runtime class", operator.ReasonSandboxedRuntime, "", func(p *podTemplate) { p.Spec.RuntimeClassName = ptr.To("nvidia") }},

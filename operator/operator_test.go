@@ -189,6 +189,32 @@ func TestAWaitThatEndsWhileTheAPIIsAwaySaysSo(t *testing.T) {
 	})
 }
 
+// The words are those of client-go's own limiter, which sends nothing.
+func TestAWaitWhoseClientHoldsItsQuestionsBackEndsWithItsContextAlone(t *testing.T) {
+	for name, from := range map[string]int{"from the first": 1, "later": 2} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, api := inMemory(t)
+				asked := p.grants(home("ada"))
+				fails(api, "get", func(n int) error {
+					if n >= from {
+						return errors.New("client rate limiter Wait returned an error: rate: Wait(n=1) would exceed context deadline")
+					}
+					return nil
+				})
+				api.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) {
+					return true, nil, apierrors.NewServiceUnavailable("away")
+				})
+				_, err := p.waits(asked)()
+				wants(t, err, context.DeadlineExceeded)
+				if strings.Contains(err.Error(), "rate limiter") || apierrors.IsServiceUnavailable(err) != (from > 1) {
+					t.Errorf("%v", err)
+				}
+			})
+		})
+	}
+}
+
 // Watches end in four ways, and each time the answer must not be missed.
 func TestAWaitSurvivesEveryEndOfAWatch(t *testing.T) {
 	ended := func() watch.Interface {

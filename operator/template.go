@@ -84,8 +84,8 @@ type Runtime struct {
 	ServiceAccount string
 	// RuntimeClass is the Pod's runtime class; empty means the cluster's default.
 	RuntimeClass string
-	// Grace is how long the Pod has to end, in whole seconds; zero means the API's
-	// default, 30 s. Granted folders stay until its containers have ended.
+	// Grace is how long the Pod has to end, rounded up to whole seconds; zero means the
+	// API's default, 30 s. Granted folders stay until its containers have ended.
 	Grace            time.Duration
 	NodeSelector     map[string]string
 	Tolerations      []corev1.Toleration
@@ -156,6 +156,8 @@ func (r Runtime) complete() error {
 		return fmt.Errorf("users and groups are numbers from 1")
 	case r.MountPath != "" && !strings.HasPrefix(r.MountPath, "/"):
 		return fmt.Errorf("the mount path %q does not begin with a slash", r.MountPath)
+	case r.Grace < 0:
+		return fmt.Errorf("a Pod cannot have %v to end", r.Grace)
 	case r.Companion == nil:
 		return nil
 	case r.Companion.Image == "":
@@ -223,7 +225,7 @@ func (r Runtime) spec() corev1.PodSpec {
 		spec.RuntimeClassName = &r.RuntimeClass
 	}
 	if r.Grace != 0 {
-		spec.TerminationGracePeriodSeconds = ptr.To(int64(r.Grace / time.Second))
+		spec.TerminationGracePeriodSeconds = ptr.To(int64((r.Grace + time.Second - 1) / time.Second))
 	}
 	if !r.OpenMetadata {
 		spec.InitContainers = []corev1.Container{r.blocker()}

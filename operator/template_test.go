@@ -111,6 +111,17 @@ func TestWhatARuntimeSaysIsInItsTemplate(t *testing.T) {
 	}
 }
 
+// The API takes whole seconds: less than was asked for would be too little.
+func TestTheTimeToEndIsRoundedUp(t *testing.T) {
+	for grace, want := range map[time.Duration]int64{time.Nanosecond: 1, 500 * time.Millisecond: 1, time.Second: 1, 1001 * time.Millisecond: 2} {
+		made, err := operator.PodTemplate(operator.Runtime{Image: "jupyter", Grace: grace})
+		must(t, err)
+		if got := *made.Spec.TerminationGracePeriodSeconds; got != want {
+			t.Errorf("%v is %d s", grace, got)
+		}
+	}
+}
+
 func TestATemplateSharesNothingWithItsRuntime(t *testing.T) {
 	r := full()
 	first, err := operator.PodTemplate(r)
@@ -139,8 +150,18 @@ func TestARuntimeThatAsksForTooMuchIsRefused(t *testing.T) {
 		"the companion's token": {operator.ReasonTokenInReach, func(r *operator.Runtime) {
 			r.Mounts = append(r.Mounts, corev1.VolumeMount{Name: "companion-token", MountPath: "/t"})
 		}},
-		"a folder of the node":       {operator.ReasonHostPath, func(r *operator.Runtime) { r.Volumes[0].VolumeSource = hostPath() }},
-		"a volume over the folders":  {operator.ReasonOverlap, func(r *operator.Runtime) { r.Mounts[0].MountPath = "/granted/x" }},
+		"a folder of the node":      {operator.ReasonHostPath, func(r *operator.Runtime) { r.Volumes[0].VolumeSource = hostPath() }},
+		"a volume over the folders": {operator.ReasonOverlap, func(r *operator.Runtime) { r.Mounts[0].MountPath = "/granted/x" }},
+		"a volume of the gateway's name": {operator.ReasonDuplicateName, func(r *operator.Runtime) {
+			r.Volumes[0].Name, r.Mounts = r.Volume, nil
+		}},
+		"a volume of the token's name": {operator.ReasonDuplicateName, func(r *operator.Runtime) {
+			r.Volumes[0].Name, r.Mounts = "companion-token", nil
+		}},
+		"the blocker's name":         {operator.ReasonDuplicateName, func(r *operator.Runtime) { r.Container = operator.DefaultBlocker }},
+		"a mount of no volume":       {operator.ReasonUnknownVolume, func(r *operator.Runtime) { r.Mounts[0].Name = "gone" }},
+		"the kernel's folder":        {operator.ReasonMountPath, func(r *operator.Runtime) { r.MountPath, r.Companion.Mounts = "/proc/x", false }},
+		"a grant that is no JSON":    {operator.ReasonGrantInvalid, func(r *operator.Runtime) { r.Annotations[r.Names.Mounts] = "ada" }},
 		"an answer before the grant": {operator.ReasonAnswered, func(r *operator.Runtime) { r.Annotations[r.Names.Ready] = "{}" }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -160,6 +181,7 @@ func TestARuntimeThatLacksSomethingIsRefused(t *testing.T) {
 		"no image of the companion":     func(r *operator.Runtime) { r.Companion.Image = "" },
 		"a user below zero":             func(r *operator.Runtime) { r.User = -1 },
 		"a group of the companion":      func(r *operator.Runtime) { r.Companion.Group = -1 },
+		"less than no time to end":      func(r *operator.Runtime) { r.Grace = -5 * time.Second },
 		"a relative path":               func(r *operator.Runtime) { r.MountPath = "granted" },
 		"the companion's name":          func(r *operator.Runtime) { r.Container = "helper" },
 		"a token that ends too soon":    func(r *operator.Runtime) { r.Companion.TokenLife = time.Minute },

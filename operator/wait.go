@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/kube/absence"
 )
 
 // Wait returns the answer to the set, as soon as it is there. An answer that
@@ -35,6 +36,8 @@ func (c *Client) Wait(ctx context.Context, asked Asked) (grant.Status, error) {
 		case done:
 			return grant.Status{}, failed("wait for", asked.Pod, err)
 		case ctx.Err() != nil:
+		case absence.Unsent(err): // nobody was asked: what was wrong before still is
+			err = trouble
 		case err != nil && (!w.looked || !passes(err)):
 			return grant.Status{}, failed("wait for", asked.Pod, err)
 		}

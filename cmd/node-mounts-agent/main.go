@@ -7,9 +7,15 @@ import (
 	"runtime/debug"
 
 	"github.com/datalayer/node-mounts/internal/agentcmd"
+	"github.com/datalayer/node-mounts/internal/checkout"
 )
 
 func main() {
+	// Before anything else: git runs as this program, confined, and asks it for
+	// credentials.
+	if code, ours := checkout.Main(os.Args); ours {
+		os.Exit(code)
+	}
 	os.Exit(agentcmd.Main(version(), os.Args[1:], os.Stdout, os.Stderr))
 }
 

@@ -39,6 +39,10 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	// git runs as the command, by other names and without an environment.
+	if name := os.Args[0]; name == "node-mounts-confined" || strings.HasPrefix(name, "/proc/self/fd/") {
+		main()
+	}
 	simnode.Main()
 	if os.Getenv(agentEnv) != "" {
 		main()
@@ -92,11 +96,11 @@ type agentProcess struct {
 }
 
 // start starts the agent on the node.
-func start(t *testing.T, n *simnode.Node, config string) *agentProcess {
+func start(t *testing.T, n *simnode.Node, config string, more ...string) *agentProcess {
 	t.Helper()
 	port := freePort(t)
 	cmd := exec.Command("/proc/self/exe", append(agenttest.Flags(n, "node-a", "runtimes", config),
-		"--health-port", port, "--log-level", "debug", "--events", "false")...)
+		append([]string{"--health-port", port, "--log-level", "debug", "--events", "false"}, more...)...)...)
 	cmd.Env = append(os.Environ(), agentEnv+"=1")
 	a := &agentProcess{Process: agenttest.StartProcess(t, cmd, patience), t: t, port: port}
 	t.Cleanup(func() {

@@ -113,6 +113,9 @@ type Config struct {
 	NFS delivery.NFS
 	// Secrets is needed where the policy has credentials.
 	Secrets Secrets
+	// Checkouts opens the store of git's checkouts, once the agent has its folder for
+	// itself; nil where the policy serves none.
+	Checkouts func(ctx context.Context) (delivery.Checkouts, error)
 	// Events are told to nobody where it is nil.
 	Events  Events
 	Budget  *deadline.Budget
@@ -129,6 +132,9 @@ type Agent struct {
 	pods  *beneath.Dir    // <root>/pods
 	life  context.Context //nolint:containedctx // the agent's lifetime, for what outlives a pass
 	by    map[grant.Delivery]delivery.Delivery
+	// contents are those that git makes, one of the deliveries.
+	contents *delivery.Materialize
+	opening  sync.Mutex // of its store
 
 	mu    sync.Mutex
 	known map[string]*podState
@@ -151,6 +157,8 @@ type podState struct {
 	since time.Time
 	// failures are grants that failed, and when each is tried again.
 	failures map[string]failure
+	// underway are grants whose content is being made.
+	underway map[string]underway
 	// seen are targets proven visible, by container id.
 	seen map[string]map[string]bool
 	// stuck are mounts that would not go, and are counted as leaked.
@@ -186,6 +194,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 			return nil, err
 		}
 	}
+	a.contents = a.materialize(cfg.Claim)
 	a.by = a.deliveries(cfg.Claim)
 	if err = os.MkdirAll(a.podsDir(), 0o755); err == nil {
 		a.pods, err = beneath.OpenRoot(a.podsDir())
@@ -201,6 +210,7 @@ func (a *Agent) podsDir() string { return filepath.Join(a.Root, "pods") }
 
 // Close closes the agent's folders. Every mount is left standing.
 func (a *Agent) Close() {
+	a.contents.Close()
 	a.pods.Close()
 	a.store.Close()
 }
@@ -218,7 +228,7 @@ func (a *Agent) state(uid string, create bool) *podState {
 }
 
 func newState(j journal.Pod) *podState {
-	return &podState{j: j, failures: map[string]failure{}, seen: map[string]map[string]bool{}, stuck: map[string]bool{}, dead: map[string]string{}}
+	return &podState{j: j, failures: map[string]failure{}, underway: map[string]underway{}, seen: map[string]map[string]bool{}, stuck: map[string]bool{}, dead: map[string]string{}}
 }
 
 // forget drops a Pod of which nothing is left.

@@ -15,6 +15,7 @@ const (
 	ReasonDegraded = "NodeMountsDegraded"
 	ReasonFailed   = "NodeMountsFailed"
 	ReasonHeld     = "NodeMountHeld"
+	ReasonFetching = "NodeMountFetching"
 )
 
 // Events tells people what happens to a Pod's mounts. Losing one loses nothing

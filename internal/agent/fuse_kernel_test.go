@@ -60,6 +60,7 @@ type rules struct {
 	Chown, Chmod  syscall.Errno // what it answers root
 	Owner, Group  uint32        // whose a new folder is
 	SquashesReads bool          // root may not list what is not open to all
+	DropsSticky   bool          // a new folder is not given the sticky bit
 }
 
 // serve mounts a storage on a folder. Both go with the test.

@@ -153,6 +153,9 @@ func (f *folder) Setattr(_ context.Context, _ fs.FileHandle, in *fuse.SetAttrIn,
 func (f *folder) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
 	f.s.wait()
 	child := &folder{s: f.s, mode: mode & 0o7777, uid: f.s.rules.Owner, gid: f.s.rules.Group}
+	if f.s.rules.DropsSticky {
+		child.mode &^= syscall.S_ISVTX
+	}
 	inode := f.NewInode(ctx, child, fs.StableAttr{Mode: syscall.S_IFDIR})
 	if !f.AddChild(name, inode, false) {
 		return nil, syscall.EEXIST

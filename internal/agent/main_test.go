@@ -5,10 +5,14 @@ import (
 	"os"
 	"testing"
 
+	"github.com/datalayer/node-mounts/internal/checkout"
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
 
 func TestMain(m *testing.M) {
+	if code, ours := checkout.Main(os.Args); ours {
+		os.Exit(code)
+	}
 	if len(os.Args) > 2 && os.Args[1] == tenantArg {
 		if err := runTenant(os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, "a tenant:", err)

@@ -95,6 +95,7 @@ func (a *Agent) vanished(ctx context.Context, s *podState) (time.Duration, error
 // terminating grants nothing new and keeps what stands until the Pod's
 // processes have ended: a notebook saves into its home on SIGTERM.
 func (a *Agent) terminating(ctx context.Context, s *podState, p plan.Pod) (time.Duration, error) {
+	a.abandon(s, nil)
 	a.show(s, phaseTerminating, nil)
 	if p.Grant != nil {
 		steps := plan.Diff(s.j.Standing(), plan.Build(grant.Decode(*p.Grant), a.Policy))
@@ -146,6 +147,7 @@ func (a *Agent) watchEnd(s *podState) {
 // says that the Pod stays in the API and is not on its way out: then its answer
 // is removed too, or says what would not go.
 func (a *Agent) release(ctx context.Context, s *podState, p plan.Pod, lives bool) (time.Duration, error) {
+	a.abandon(s, nil)
 	a.show(s, phaseReleasing, nil)
 	had := s.j.Tree != nil
 	targets := make([]string, len(s.j.Mounts))

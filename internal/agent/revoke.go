@@ -26,9 +26,7 @@ func (a *Agent) revokeAll(ctx context.Context, s *podState, p plan.Pod, targets 
 		s.j.Find(t).State = journal.Revoking
 		delete(s.dead, t)
 	}
-	if err := a.save(s); err != nil {
-		return err
-	}
+	// Nothing is written yet: revokeFrom does before it changes anything.
 	tree, err := a.pods.Open(s.j.UID)
 	if errors.Is(err, fs.ErrNotExist) {
 		// No tree: nothing can stand in it.

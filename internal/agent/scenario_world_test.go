@@ -59,7 +59,7 @@ func newWorld(t testing.TB) *world {
 	}
 	w.queue = queue{now: w.clock.Now}
 	w.api = &storyAPI{API: agenttest.NewAPI(), w: w}
-	for _, d := range []string{w.root, w.kubelet, w.claim} {
+	for _, d := range []string{w.root, w.kubelet, filepath.Join(w.kubelet, "pods"), w.claim} {
 		w.must(os.Mkdir(d, 0o755))
 	}
 	w.boot()

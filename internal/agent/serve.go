@@ -48,6 +48,7 @@ func (a *Agent) serve(ctx context.Context, s *podState, p plan.Pod) (time.Durati
 	}
 	pl := plan.Build(grant.Decode(*p.Grant), a.Policy)
 	s.forgetFailures(pl.Mounts)
+	a.abandon(s, pl.Mounts)
 	if p.Ready == nil {
 		s.retryNow()
 	}
@@ -116,12 +117,17 @@ func (a *Agent) provide(ctx context.Context, s *podState, p plan.Pod, pl plan.Pl
 	if err := a.renew(ctx, s, p, tree, pl); err != nil {
 		return 0, err
 	}
+	a.tellUnderway(s, p)
 	hidden, err := a.prove(ctx, s, p, tree, failed)
 	if isNotYet(err) {
 		return a.waitFor(ctx, s, p, pl.Hash, failed, err)
 	}
 	if err != nil {
 		return 0, err
+	}
+	if pause := a.awaitContent(s, p, pl.Hash, failed); pause > 0 {
+		a.show(s, phaseWaiting, nil)
+		return pause, nil
 	}
 	return a.conclude(ctx, s, p, pl.Hash, failed, hidden)
 }
@@ -190,6 +196,7 @@ func (a *Agent) conclude(ctx context.Context, s *podState, p plan.Pod, hash stri
 	for target, why := range s.dead {
 		failed.add(target, grant.CodeMountDead, why)
 	}
+	addUnderway(failed, s)
 	addHeld(failed, s)
 	if err := a.reply(ctx, s, p, status(hash, &s.j, failed, hidden)); err != nil {
 		return 0, err
@@ -279,13 +286,16 @@ func (a *Agent) due(s *podState, mounts []plan.Mount) []plan.Mount {
 	now := a.Clock.Now()
 	return slices.DeleteFunc(slices.Clone(mounts), func(m plan.Mount) bool {
 		f, failed := s.failures[m.Target()]
-		return failed && now.Before(f.retryAt) || s.j.Find(m.Target()) != nil
+		return failed && now.Before(f.retryAt) || s.j.Find(m.Target()) != nil || a.contents.Making(s.j.UID, m)
 	})
 }
 
 // settle records the end of one grant.
 func (a *Agent) settle(ctx context.Context, s *podState, tree *beneath.Dir, r delivered) {
 	target := r.mount.Target()
+	if a.setAside(s, &r) {
+		return
+	}
 	if r.err == nil {
 		e := s.j.Find(target)
 		e.State, e.Record = journal.Mounted, &r.record
@@ -297,6 +307,10 @@ func (a *Agent) settle(ctx context.Context, s *podState, tree *beneath.Dir, r de
 	}
 	code, message := delivery.Explain(r.err)
 	f := a.fail(s, r.mount, code, message)
+	if pause := delivery.Pause(r.err, f.count); pause > 0 {
+		f.retryAt = a.Clock.Now().Add(pause)
+		s.failures[target] = f
+	}
 	a.Log.Warn("grant failed", "pod", s.j.Ref(), "target", target, "kind", r.mount.Kind(), "code", code, "try", f.count, "error", r.err)
 	// Should this fail, the entry stays, and the next pass revokes it.
 	if err := a.by[r.mount.Delivery()].Undo(ctx, tree, target, false); err != nil {

@@ -62,5 +62,7 @@ func (a *Agent) deliveries(claim Claim) map[grant.Delivery]delivery.Delivery {
 		grant.DeliveryFilesystem: &delivery.Filesystem{
 			Table: a.Table, NFS: a.NFS, Bound: cmp.Or(claim.Bound, DefaultBound), Budget: a.Budget,
 		},
+		// Also without checkouts, for the same reason.
+		grant.DeliveryMaterialize: a.contents,
 	}
 }

@@ -306,6 +306,37 @@ func TestANodeWithAPrivateKubeletDirectorySaysSo(t *testing.T) {
 	absent(t, filepath.Join(n.Claim, "h"))
 }
 
+func TestANodeWhoseKubeletKeepsItsPodsElsewhereSaysSoUntilTheyAreThere(t *testing.T) {
+	t.Parallel()
+	n := agenttest.NewNode(t)
+	pods := filepath.Join(n.Kubelet, "pods")
+	must(t, os.Rename(pods, pods+"-elsewhere"))
+	n.Restart()
+	if !strings.Contains(n.Agent.Fault(), n.Kubelet+` has no folder "pods"`) || !strings.Contains(n.Agent.Fault(), "--root-dir") {
+		t.Errorf("the fault is %q", n.Agent.Fault())
+	}
+	p := n.NewPod("pod")
+	p.Grant(home("h/1", "t"))
+	st := p.MustAnswer(grant.StateFailed, nil, codes("*", "MOUNT_FAILED"))
+	if st.Messages["*"] != n.Agent.Fault() {
+		t.Errorf("the message is %q", st.Messages["*"])
+	}
+	absent(t, filepath.Join(n.Claim, "h"))
+	// A file of that name is no folder either.
+	must(t, os.WriteFile(pods, nil, 0o644))
+	must(t, n.Agent.Sweep(t.Context()))
+	if n.Agent.Fault() == "" {
+		t.Error("a file is taken for kubelet's folder")
+	}
+	must(t, os.Remove(pods))
+	// kubelet of a fresh node makes it a moment later.
+	must(t, os.Rename(pods+"-elsewhere", pods))
+	must(t, n.Agent.Sweep(t.Context()))
+	must(t, p.SetUpVolume(false))
+	p.Start(simnode.ContainerOptions{})
+	p.MustAnswer(grant.StateReady, []string{"t"}, nil)
+}
+
 func TestNothingIsMadeOnABareClaimDirectoryAndGrantsSucceedOnceItIsMounted(t *testing.T) {
 	t.Parallel()
 	n := agenttest.NewNode(t)

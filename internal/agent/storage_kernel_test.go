@@ -282,19 +282,25 @@ func TestStorageThatSetsTheOwnerItselfIsAcceptedIfTheUserCanWrite(t *testing.T) 
 func TestStorageThatGivesNewFoldersToSomebodyElseIsRefusedAndLeftAsItWas(t *testing.T) {
 	t.Parallel()
 	const nobody = 65534
-	for name, r := range map[string]rules{
-		"the owner stays nobody": {Chown: syscall.EPERM, Owner: nobody, Group: nobody},
-		"nor can it be opened":   {Chown: syscall.EPERM, Chmod: syscall.EPERM, Owner: nobody, Group: nobody},
+	for name, c := range map[string]struct {
+		rules rules
+		says  []string
+	}{
+		"the owner stays nobody": {rules{Chown: syscall.EPERM, Owner: nobody, Group: nobody}, []string{"unwritable", "EPERM"}},
+		"nor can it be opened":   {rules{Chown: syscall.EPERM, Chmod: syscall.EPERM, Owner: nobody, Group: nobody}, []string{"unwritable", "EPERM"}},
+		"the mark is dropped":    {rules{DropsSticky: true}, []string{"instead of 1000", "drops the sticky bit"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := agenttest.NewNode(t)
-			s := serve(t, filepath.Join(n.Claim, "remote"), r)
+			s := serve(t, filepath.Join(n.Claim, "remote"), c.rules)
 			p := n.RunningPod("pod")
 			p.Grant(home("remote/u1", "u1"), home("h/u2", "u2"))
 			st := p.MustAnswer(grant.StateDegraded, []string{"u2"}, codes("u1", "MOUNT_FAILED"))
-			if !strings.Contains(st.Messages["u1"], "unwritable") || !strings.Contains(st.Messages["u1"], "EPERM") {
-				t.Errorf("the message is %q", st.Messages["u1"])
+			for _, says := range c.says {
+				if !strings.Contains(st.Messages["u1"], says) {
+					t.Errorf("no %q in %q", says, st.Messages["u1"])
+				}
 			}
 			absent(t, filepath.Join(s.dir, "u1"))
 			absent(t, filepath.Join(treeOf(n, p), "u1"))

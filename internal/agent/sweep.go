@@ -15,6 +15,7 @@ import (
 
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/delivery"
+	"github.com/datalayer/node-mounts/internal/facts"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
 )
@@ -63,6 +64,7 @@ func (a *Agent) Start(ctx context.Context) ([]string, error) {
 		s.mu.Unlock()
 		uids = append(uids, uid)
 	}
+	a.openCheckouts(ctx)
 	return uids, nil
 }
 
@@ -102,6 +104,7 @@ func (a *Agent) Sweep(ctx context.Context) error {
 			return nil
 		})
 	}
+	a.tendCheckouts()
 	return group.Wait()
 }
 
@@ -143,6 +146,7 @@ func (a *Agent) adopt(ctx context.Context, s *podState, table []mnt.Mount) {
 		return now.Root, now.Root != rec.Root
 	})
 	a.reserve(s, len(s.j.Mounts))
+	a.giveBack(was, s.j)
 	if reflect.DeepEqual(was, s.j) {
 		return
 	}
@@ -225,6 +229,10 @@ func (a *Agent) findFault(ctx context.Context, table []mnt.Mount) string {
 		if !mnt.Shared(table, dir) {
 			return fmt.Sprintf("%s is not on a shared mount, so nothing mounted there reaches a Pod: run `mount --make-rshared /` on the node and mount it Bidirectional in the agent", dir)
 		}
+	}
+	// What hangs is no answer: the folder may well be there.
+	if found, err := facts.KeepsPods(ctx, a.Budget, "/", a.Kubelet); err == nil && !found {
+		return facts.NoPods(a.Kubelet)
 	}
 	for _, d := range a.by {
 		if err := d.Usable(ctx); err != nil {

@@ -22,9 +22,7 @@ func (a *Agent) Views() []nodeview.Pod {
 	for uid, s := range a.known {
 		v := s.view
 		v.UID = uid // a Pod of which no pass has been made has no view yet
-		if v.Mounts == nil {
-			v.Mounts = []nodeview.Mount{}
-		}
+		v.Mounts = a.withProgress(uid, v.Mounts)
 		out = append(out, v)
 	}
 	slices.SortFunc(out, func(x, y nodeview.Pod) int {
@@ -89,6 +87,7 @@ func (a *Agent) show(s *podState, phase string, answer *grant.Status) {
 			v.Leaked++
 		}
 	}
+	v.Mounts = append(v.Mounts, s.fetching()...)
 	for _, h := range s.j.Held {
 		v.Held = append(v.Held, nodeview.Held{Target: h.Target, Why: h.Why})
 	}

@@ -28,6 +28,8 @@ type Option struct {
 	// EmptyCounts: a variable that is set and empty is a value. Elsewhere it is
 	// as good as unset, because a manifest has no other way to leave it out.
 	EmptyCounts bool
+	// Hidden: a value may hold a password, and no error shows it.
+	Hidden bool
 
 	set func(s *settings, value string) error
 }
@@ -48,12 +50,13 @@ type settings struct {
 	credentials, nfs                 bool
 	nfsServers                       delivery.Servers
 	nfsTimeout                       time.Duration
+	git                              repositories
 }
 
 // Options is the table of the agent's settings: the flags, the documentation and
 // the tests are made from it.
 func Options() []Option {
-	return slices.Concat(nodeOptions(), limitOptions(), kindOptions(), podOptions())
+	return slices.Concat(nodeOptions(), limitOptions(), kindOptions(), gitOptions(), gitServerOptions(), podOptions())
 }
 
 // nodeOptions say where the agent is.
@@ -195,6 +198,9 @@ func resolveThese(options []Option, flag, env func(string) (string, bool)) (sett
 		if err := o.set(&s, value); err != nil {
 			if value == "" {
 				return s, usage(fmt.Errorf("%s is not set", origin), "set --%s%s: %s", o.Flag, orEnv(o), o.Help)
+			}
+			if o.Hidden {
+				value = "…"
 			}
 			return s, usage(fmt.Errorf("%s %.80q: %w", origin, value, err), "--%s: %s", o.Flag, o.Help)
 		}

@@ -82,8 +82,9 @@ func run(ctx context.Context, version string, s settings, log *slog.Logger, edit
 		Claim: agent.Claim{Path: s.sharedRoot, Owner: s.owner, Bound: agent.DefaultBound},
 		Table: &mnt.Kernel{}, Processes: procs.New(procDir), API: controller, Budget: budget,
 		Metrics: recorder, Clock: clock.RealClock{}, Log: log, HostMounts: theNode(procDir).lister(),
-		NFS:     s.exports(),
-		Secrets: &secret.Reader{Source: kube.Secrets{Client: client}, Clock: clock.RealClock{}},
+		NFS:       s.exports(),
+		Checkouts: s.checkouts(boot, log),
+		Secrets:   &secret.Reader{Source: kube.Secrets{Client: client}, Clock: clock.RealClock{}},
 	}
 	if s.events {
 		// A client of their own: its limit of requests must not hold up an answer.
@@ -126,7 +127,7 @@ func policy(s settings) (plan.Policy, error) {
 	pol := agent.DefaultPolicy(s.node)
 	pol.MaxPerPod, pol.MaxPerNode = s.maxPerPod, s.maxPerNode
 	pol.VolumeName, pol.SandboxedRuntimes = s.volume, s.sandboxed
-	pol.Serves[grant.KindNFS], pol.Credentials = s.nfs, s.credentials
+	pol.Serves[grant.KindNFS], pol.Serves[grant.KindGit], pol.Credentials = s.nfs, s.git.on, s.credentials
 	var err error
 	pol.SELinux, err = selinux(procDir)
 	return pol, err

@@ -31,6 +31,21 @@ const halfMade = unix.S_ISVTX
 // not make the folder writable for the sandbox user either.
 var ErrNotWritable = errors.New("the new folder would not be writable for the sandbox user")
 
+// MarkError is an ErrNotWritable for a new folder that has not the mode it was made
+// with: the storage sets modes itself, or drops the sticky bit, as go-fuse's loopback
+// does. It could not be told from one that somebody has locked, so it is not given
+// away.
+type MarkError struct {
+	// Mode is what the folder has, as the storage says.
+	Mode uint32
+}
+
+func (e *MarkError) Error() string {
+	return fmt.Sprintf("the storage made the new folder with mode %04o instead of %04o", e.Mode, uint32(halfMade))
+}
+
+func (e *MarkError) Unwrap() error { return ErrNotWritable }
+
 // Create opens rel beneath d like Open, and makes what is missing, one
 // component at a time. Only what it has just made is given to owner with
 // HomeMode; an existing folder is never changed. A folder that cannot be made
@@ -96,7 +111,7 @@ func (d *Dir) finish(owner Owner, made bool) error {
 			return nil
 		}
 		if err := d.writableBy(owner); err != nil {
-			return &fs.PathError{Op: "mkdirat", Path: d.path, Err: fmt.Errorf("%w: access: %w", ErrNotWritable, err)}
+			return &fs.PathError{Op: "mkdirat", Path: d.path, Err: fmt.Errorf("%w: access: %w", &MarkError{Mode: st.Mode & 0o7777}, err)}
 		}
 		return nil
 	}

@@ -381,6 +381,40 @@ func TestAHalfMadeFolderOnStorageThatRefusesIsRemovedOnlyWhereItIsEmpty(t *testi
 	}
 }
 
+// go-fuse's loopback hands the permission bits alone to the folder beneath it, and
+// calls a mode of 0000 0755 unless it is told not to.
+func TestAFolderThatHasNotTheModeItWasMadeWithIsRefusedWithTheModeItHas(t *testing.T) {
+	for name, c := range map[string]struct {
+		storage *storage
+		mode    uint32
+	}{
+		"the sticky bit is dropped":             {&storage{drops: unix.S_ISVTX, null: true}, 0},
+		"the sticky bit is dropped, mode faked": {&storage{drops: unix.S_ISVTX}, 0o755},
+		"modes are the storage's own":           {&storage{mode: 0o550}, 0o550},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := c.storage.mount(t)
+			err := create(t, root, "alice")
+			lost, ok := errors.AsType[*beneath.MarkError](err)
+			if !ok || lost.Mode != c.mode || !errors.Is(err, beneath.ErrNotWritable) {
+				t.Errorf("error %v, want the mode %o", err, c.mode)
+			}
+			gone(t, root+"/alice")
+			if c.storage.so().chowns != 0 {
+				t.Errorf("%d chowns", c.storage.so().chowns)
+			}
+			must(t, os.Mkdir(root+"/alice", 0o755))
+			must(t, create(t, root, "alice"))
+		})
+	}
+	// One that keeps the mark and refuses the chown is another matter.
+	if err := create(t, (&storage{chown: unix.EPERM}).mount(t), "alice"); err == nil {
+		t.Error("made")
+	} else if lost, ok := errors.AsType[*beneath.MarkError](err); ok {
+		t.Errorf("it is said to have made it with mode %o", lost.Mode)
+	}
+}
+
 func TestAnExistingFolderIsNotAskedWhetherTheUserCanWrite(t *testing.T) {
 	s := &storage{uid: 65534, gid: 65534, chown: unix.EPERM}
 	root := s.mount(t)

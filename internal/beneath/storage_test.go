@@ -15,6 +15,8 @@ import (
 type storage struct {
 	uid, gid uint32        // the owner of every folder, whoever makes it
 	mode     uint32        // the mode of every folder, 0 for the one asked for
+	drops    uint32        // bits that a new folder is not given
+	null     bool          // a mode of 0000 is told as it is
 	chown    syscall.Errno // its answer to one
 	chmod    syscall.Errno
 	swapFor  string // what a link leads to that takes the place of a new folder at once
@@ -109,7 +111,7 @@ func (f *folder) Mkdir(ctx context.Context, _ string, mode uint32, out *fuse.Ent
 	f.in.mu.Lock()
 	defer f.in.mu.Unlock()
 	f.in.asked.mkdirs = append(f.in.asked.mkdirs, mode&0o7777)
-	sub := &folder{in: f.in, uid: f.in.uid, gid: f.in.gid, mode: mode & 0o7777}
+	sub := &folder{in: f.in, uid: f.in.uid, gid: f.in.gid, mode: mode & 0o7777 &^ f.in.drops}
 	if f.in.mode != 0 {
 		sub.mode = f.in.mode
 	}
@@ -133,7 +135,8 @@ func (s *storage) mount(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	server, err := fs.Mount(dir, &folder{in: s, uid: 0, gid: 0, mode: 0o755}, &fs.Options{
-		MountOptions: fuse.MountOptions{DirectMountStrict: true, AllowOther: true, Name: "folders", Options: []string{"default_permissions"}},
+		NullPermissions: s.null,
+		MountOptions:    fuse.MountOptions{DirectMountStrict: true, AllowOther: true, Name: "folders", Options: []string{"default_permissions"}},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -73,10 +73,14 @@ func (b *Bundle) readme() []byte {
 	}
 	t.WriteString(`
 Left out, or written as ` + Removed + `: the values of environment variables, commands and
-arguments of containers, annotations that are not the gateway's, names and folders of
-other Pods on the node, what a URL has before "@" and after "?", and what looks like
-a password, a token or a key. No Secret was read. It has names of Pods, nodes,
-folders and people's homes: look through it before you pass it on.
+arguments of containers, what their probes and hooks run, ask for and print,
+annotations that are not the gateway's, names and folders of other Pods on the node,
+what a URL has before "@" and after "?", and what looks like a password, a token or a
+key. Those values are taken out of every file where they stand as a whole, or in
+base64, and have six characters or more. Events and the containers' states lose each
+single word of them, unless it is part of a name of the Pod's.
+No Secret was read. It has names of Pods, nodes, folders and people's homes: look
+through it before you pass it on.
 `)
 	if len(b.missing) > 0 {
 		t.WriteString("\nCould not be read:\n")

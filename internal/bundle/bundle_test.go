@@ -3,6 +3,7 @@ package bundle
 import (
 	"archive/tar"
 	"compress/gzip"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
@@ -145,5 +146,24 @@ func unpack(t *testing.T, path string) map[string]string {
 			t.Fatal(err)
 		}
 		files[head.Name] = string(b)
+	}
+}
+
+func TestAValueIsFoundInBase64WhereverItBegins(t *testing.T) {
+	r := NewRedactor([]string{"hunter2>?>x"}, nil)
+	for _, before := range []string{"", "a", "ab", "ada:"} {
+		for _, as := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
+			text := as.EncodeToString([]byte(before + "hunter2>?>x\n"))
+			if got := r.Text("key " + text); !strings.Contains(got, Removed) || len(got) > len("key "+before+Removed)+8 {
+				t.Errorf("%q of %q", got, text)
+			}
+		}
+	}
+}
+
+func TestStrictTakesOutEachWordOfAValueThatIsNoneOfAName(t *testing.T) {
+	r := NewRedactor([]string{"abc", "start --pin 4711 sandbox", "é9", "removed"}, []string{"my-sandbox"})
+	if got, want := r.Strict(`exec "abc" in my-sandbox: pin=4711 é9 abcd`), `exec "(removed)" in my-sandbox: (removed)=(removed) (removed) abcd`; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -3,6 +3,7 @@ package bundle
 import (
 	"bytes"
 	"cmp"
+	"encoding/base64"
 	"encoding/json"
 	"regexp"
 	"slices"
@@ -21,6 +22,8 @@ const minLiteral = 6
 type Redactor struct {
 	literals []string
 	patterns []pattern
+	// words are those of all values, whatever their length, for Strict.
+	words map[string]bool
 }
 
 type pattern struct {
@@ -31,17 +34,46 @@ type pattern struct {
 // NewRedactor makes one that also takes these values out, wherever they appear, except
 // those that are part of a name that has to stay.
 func NewRedactor(values, names []string) *Redactor {
-	r := &Redactor{patterns: patterns()}
+	r := &Redactor{patterns: patterns(), words: map[string]bool{}}
 	for _, v := range values {
 		v = strings.TrimSpace(v)
-		kept := slices.ContainsFunc(names, func(n string) bool { return strings.Contains(n, v) })
-		if len(v) >= minLiteral && !kept && !slices.Contains(r.literals, v) {
-			r.literals = append(r.literals, v)
+		for _, w := range word.FindAllString(v, -1) {
+			r.words[w] = true
+		}
+		if len(v) < minLiteral || slices.ContainsFunc(names, func(n string) bool { return strings.Contains(n, v) }) {
+			continue
+		}
+		for _, l := range append(encoded(v), v) {
+			if !slices.Contains(r.literals, l) {
+				r.literals = append(r.literals, l)
+			}
+		}
+	}
+	for _, n := range names {
+		for _, w := range word.FindAllString(n, -1) {
+			delete(r.words, w)
 		}
 	}
 	// The longest first: one may be part of another.
 	slices.SortFunc(r.literals, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), strings.Compare(a, b)) })
 	return r
+}
+
+// word is what Strict takes out as a whole.
+var word = regexp.MustCompile(`[\pL\pN_]+`)
+
+// encoded are the forms in which a text may stand in one that is base64: three, as its
+// first byte may be any of a group of three, and each in both alphabets. The
+// characters that other bytes have a part in are not among them.
+func encoded(v string) []string {
+	var all []string
+	for before, first := range []int{0, 2, 3} {
+		const bits = 6
+		text := base64.RawStdEncoding.EncodeToString(append(make([]byte, before), v...))
+		text = text[first : (before+len(v))*8/bits]
+		all = append(all, text, strings.NewReplacer("+", "-", "/", "_").Replace(text))
+	}
+	return all
 }
 
 // patterns are what secrets look like.
@@ -76,6 +108,22 @@ func (r *Redactor) Text(text string) string {
 		text = p.find.ReplaceAllString(text, p.with)
 	}
 	return text
+}
+
+// Strict is Text for what is told of the containers that the values are of: it takes
+// out every word of a value too, as short as it is, unless it is one of a name.
+func (r *Redactor) Strict(text string) string {
+	// Removed is of words as well, so the texts beside it are looked at alone.
+	parts := strings.Split(r.Text(text), Removed)
+	for i, part := range parts {
+		parts[i] = word.ReplaceAllStringFunc(part, func(w string) string {
+			if r.words[w] {
+				return Removed
+			}
+			return w
+		})
+	}
+	return strings.Join(parts, Removed)
 }
 
 // Document is v as JSON with secrets taken out of every text in it: one by one, so

@@ -1,12 +1,15 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -90,11 +93,11 @@ func look(ctx context.Context, agents fleet.Agents, nodes []string) sight {
 		}
 		wanted = append(wanted, found.Agents[i])
 	}
-	why := map[string][]string{}
+	why := map[string][]fleet.Answer{}
 	for _, a := range fleet.Ask(ctx, agents, wanted, fleet.DefaultBound) {
 		out.nodes[a.Node] = a
 		if a.Err != nil {
-			why[reason(a)] = append(why[reason(a)], a.Node)
+			why[reason(a)] = append(why[reason(a)], a)
 			continue
 		}
 		for _, p := range a.View.Pods {
@@ -102,7 +105,12 @@ func look(ctx context.Context, agents fleet.Agents, nodes []string) sight {
 		}
 	}
 	for _, w := range slices.Sorted(maps.Keys(why)) {
-		out.unknown = append(out.unknown, fmt.Sprintf("not known of %s: %s", strings.Join(why[w], ", "), w))
+		var names []string
+		for _, a := range why[w] {
+			names = append(names, a.Node)
+		}
+		// One of those that fail alike speaks for all, under its own name.
+		out.unknown = append(out.unknown, fmt.Sprintf("not known of %s: %v", strings.Join(names, ", "), why[w][0].Err))
 	}
 	return out
 }
@@ -135,6 +143,7 @@ func (s sight) add(sum *summary) {
 	for _, m := range seen.Mounts {
 		if i := slices.IndexFunc(sum.Targets, func(t target) bool { return t.Target == m.Target }); i >= 0 {
 			sum.Targets[i].Flags = m.Flags
+			sum.Targets[i].fetched(m)
 		}
 	}
 	for _, h := range seen.Held {
@@ -148,6 +157,29 @@ func (s sight) add(sum *summary) {
 		}
 	}
 	slices.SortStableFunc(sum.Targets, func(a, b target) int { return strings.Compare(a.Target, b.Target) })
+}
+
+// fetched adds how far content has come that is being made: the answer, where there is
+// one already, says "not yet" and no more.
+func (t *target) fetched(m nodeview.Mount) {
+	if m.State != nodeview.StateFetching || m.Progress == nil || t.State != targetPending && t.Code != string(grant.CodeNotReady) {
+		return
+	}
+	t.State = targetFetching
+	t.Reason = fmt.Sprintf("%s, %s so far", cmp.Or(m.Progress.Phase, "beginning"), bytesText(m.Progress.Bytes))
+}
+
+// bytesText is a size for people.
+func bytesText(n int64) string {
+	const ki = 1 << 10
+	unit, size := "B", float64(n)
+	for _, next := range []string{"KiB", "MiB", "GiB"} {
+		if size < ki {
+			break
+		}
+		unit, size = next, size/ki
+	}
+	return strconv.FormatFloat(math.Round(10*size)/10, 'f', -1, 64) + " " + unit
 }
 
 // nodesOf are the nodes that the Pods are on.

@@ -100,16 +100,16 @@ func (c *cluster) connect() (*session, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
+	cfg, err := c.config() // before the namespace: sound looks at what both read
+	if err != nil {
+		return nil, err
+	}
 	namespace, _, err := c.loader().Namespace()
 	if err != nil {
 		return nil, unusable(err)
 	}
 	if namespaceProblem(namespace) != "" {
 		return nil, unusable(fmt.Errorf("its namespace %.80q is no name of one", namespace))
-	}
-	cfg, err := c.config()
-	if err != nil {
-		return nil, err
 	}
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {

@@ -32,17 +32,19 @@ func completeWith(cmd *cobra.Command, flag string, find func(context.Context) []
 	})
 }
 
-// takesFile offers names of files for flags: those of folders where they take one.
-// Errors are as in completeWith.
+// takesFile and takesFolder leave it to the shell to offer names of files, or of
+// folders alone. Errors are as in completeWith.
 func takesFile(cmd *cobra.Command, flags ...string) {
-	for _, f := range flags {
-		_ = cmd.MarkFlagFilename(f)
-	}
+	leaveToShell(cmd, cobra.ShellCompDirectiveDefault, flags)
 }
 
 func takesFolder(cmd *cobra.Command, flags ...string) {
+	leaveToShell(cmd, cobra.ShellCompDirectiveFilterDirs, flags)
+}
+
+func leaveToShell(cmd *cobra.Command, how cobra.ShellCompDirective, flags []string) {
 	for _, f := range flags {
-		_ = cmd.MarkFlagDirname(f)
+		_ = cmd.RegisterFlagCompletionFunc(f, func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) { return nil, how })
 	}
 }
 

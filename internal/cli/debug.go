@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,10 +38,11 @@ func newDebug(version string) *cobra.Command {
 there: the Pod, its events, what its node's agent sees and logs, the node, the
 DaemonSet and the versions. A README.txt in it says what is there.
 
-It reads no Secret. The values of environment variables, commands, arguments and
-foreign annotations are left out, other Pods' names and folders too, and what looks
-like a secret is taken out of everything else. What may not be read is listed with
-the reason, and is no error.`,
+It reads no Secret. The values of environment variables, commands, arguments,
+probes, hooks and foreign annotations are left out, other Pods' names and folders
+too, and what looks like a secret is taken out of everything else. What kubelet
+tells of the containers loses every word of those values, and all that a probe or
+a hook printed. What may not be read is listed with the reason, and is no error.`,
 		Example: `  node-mounts debug sandbox -n datalayer-runtimes
   node-mounts debug sandbox -o report.tar.gz`,
 		Args: takes(1, 1, "a POD"),
@@ -73,7 +75,8 @@ func (d *debugging) run(ctx context.Context, out, errOut io.Writer, arg string) 
 	if d.file == "" {
 		d.file = name + ".tar.gz"
 	}
-	c := collector{session: s, pod: p, agents: s.agents(d.asking), into: bundle.New(name, now, redactorFor(p))}
+	redact := redactorFor(p)
+	c := collector{session: s, pod: p, agents: s.agents(d.asking), strict: redact, into: bundle.New(name, now, redact)}
 	c.collect(ctx, d.version)
 	if err := c.into.Write(d.file); err != nil {
 		err = fmt.Errorf("write the bundle: %w", err)
@@ -94,11 +97,13 @@ type collector struct {
 	*session
 	pod    *corev1.Pod
 	agents fleet.Agents
+	// strict is for what kubelet says of the Pod's containers.
+	strict *bundle.Redactor
 	into   *bundle.Bundle
 }
 
 func (c *collector) collect(ctx context.Context, version string) {
-	c.into.Document("pod.json", "the Pod", reducedPod(c.pod, c.names))
+	c.into.Document("pod.json", "the Pod", saidStrictly(reducedPod(c.pod, c.names), c.strict))
 	c.events(ctx)
 	agent := c.agent(ctx)
 	c.node(ctx)
@@ -121,8 +126,8 @@ func (c *collector) events(ctx context.Context) {
 			continue // of an earlier Pod of this name
 		}
 		events = append(events, map[string]any{
-			"type": e.Type, "reason": e.Reason, "message": e.Message, "count": e.Count, "first": e.FirstTimestamp, "last": e.LastTimestamp,
-			"time": e.EventTime, "from": e.Source.Component + e.ReportingController,
+			"type": e.Type, "reason": e.Reason, "message": eventText(e.Reason, e.Message, c.strict), "count": e.Count, "first": e.FirstTimestamp, "last": e.LastTimestamp,
+			"time": e.EventTime, "from": cmp.Or(e.ReportingController, e.Source.Component),
 		})
 	}
 	c.into.Document(name, "events of the Pod", events)
@@ -163,7 +168,7 @@ func (c *collector) agentPod(ctx context.Context, a fleet.Answer) {
 	if err != nil {
 		c.into.Miss("agent.json", err)
 	} else {
-		c.into.Document("agent.json", "the agent's Pod", reducedPod(p, c.names))
+		c.into.Document("agent.json", "the agent's Pod", saidStrictly(reducedPod(p, c.names), redactorFor(p)))
 	}
 	c.log(ctx, a, "agent.log", false)
 	if p != nil && slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.RestartCount > 0 }) {

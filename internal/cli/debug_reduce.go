@@ -18,27 +18,6 @@ import (
 // What is put into a bundle is chosen here field by field: a field that nobody thought
 // of is left out, and so is what it holds.
 
-// redactorFor takes out what the Pod itself says is not for others, wherever it shows
-// up again: a program that cannot start has its arguments in an event.
-func redactorFor(p *corev1.Pod) *bundle.Redactor {
-	var values []string
-	names := []string{p.Name, p.Namespace, p.Spec.NodeName, p.Spec.ServiceAccountName, "node-mounts-agent"}
-	for _, c := range containersOf(p.Spec) {
-		names = append(names, c.Name, c.Image)
-		for _, e := range c.Env {
-			values = append(values, e.Value)
-		}
-		for _, a := range slices.Concat(c.Command, c.Args) {
-			_, value, _ := strings.Cut(a, "=")
-			values = append(values, a, value)
-		}
-		for _, m := range c.VolumeMounts {
-			names = append(names, m.Name, m.MountPath)
-		}
-	}
-	return bundle.NewRedactor(values, names)
-}
-
 // containersOf are all containers of a Pod.
 func containersOf(s corev1.PodSpec) []corev1.Container {
 	all := slices.Concat(s.InitContainers, s.Containers)

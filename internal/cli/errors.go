@@ -131,13 +131,19 @@ func report(w io.Writer, name string, err error) {
 // oneLine makes a line of text that has several. Some programs leave lines between
 // theirs empty, or end one with a mark of its own.
 func oneLine(text string) string {
-	var lines []string
+	var one string
 	for line := range strings.Lines(text) {
-		if line = strings.TrimSpace(line); line != "" {
-			lines = append(lines, line)
+		switch line = strings.TrimSpace(line); {
+		case line == "":
+		case one == "":
+			one = line
+		case strings.ContainsRune(".:;,", rune(one[len(one)-1])):
+			one += " " + line
+		default:
+			one += "; " + line
 		}
 	}
-	return strings.Join(lines, "; ")
+	return one
 }
 
 // beside are the errors joined to one: what could not be put away when something

@@ -32,6 +32,7 @@ func TestWhatIsReportedIsSafeForATerminalAndComplete(t *testing.T) {
 		{nil, ""},
 		{errors.New("two\nlines \x1b[31m"), "error: two; lines \uFFFD[31m\n"},
 		{errors.New("one\n\n two;\n"), "error: one; two;\n"},
+		{errors.New("it is not there.\n\nSee:\nthe page"), "error: it is not there. See: the page\n"},
 		{hinted{errors.New("e"), "run `node-mounts x`, and node-mounts y"}, "error: e\nhint: run `kubectl node-mounts x`, and node-mounts y\n"},
 		{fmt.Errorf("in a file: %w", several{hinted{errors.New("a"), "h"}, hinted{errors.New("b"), "h"}, errors.New("a")}), "error: a\nerror: b\nhint: h\n"},
 		{fmt.Errorf("waiting: %w", context.Canceled), "error: interrupted\n"},

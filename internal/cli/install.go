@@ -15,6 +15,7 @@ import (
 
 	"github.com/datalayer/node-mounts/charts"
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/install"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
@@ -77,7 +78,8 @@ func (r *releasing) open(cmd *cobra.Command) (install.Cluster, *rest.Config, err
 	}
 	helm, err := install.NewHelm(cfg, r.cluster.namespace, logs)
 	progress := func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), plain(line)) }
-	return install.Cluster{Client: client, Helm: helm, Progress: progress}, cfg, err
+	agents := &fleet.Cluster{Client: client, Config: cfg, Namespace: r.cluster.namespace}
+	return install.Cluster{Client: client, Helm: helm, Agents: agents, Progress: progress}, cfg, err
 }
 
 func newInstall() *cobra.Command {
@@ -145,6 +147,7 @@ Values of the chart come from these variables, then --values, then --set, then
 	f.BoolVar(&request.ReuseValues, "reuse-values", false, "begin with the values of the release that is installed")
 	f.BoolVar(&request.CreateNamespace, "create-namespace", false, "make the namespace of the Pods to serve where it does not exist")
 	f.BoolVar(&request.SkipPreflight, "skip-preflight", false, "look at nothing before installing")
+	f.BoolVar(&request.ForceConflicts, "force-conflicts", false, "take back fields of the release's objects that others have set, such as by kubectl edit")
 	f.BoolVar(&dryRun, "dry-run", false, "write the manifests to standard output, and ask no cluster")
 	return cmd
 }

@@ -17,11 +17,13 @@ func newUninstall() *cobra.Command {
 		Use:   "uninstall",
 		Short: "Take the agents away from a cluster",
 		Long: `uninstall turns the operator's half off, where --operator names it, and then takes
-away what install made. It refuses while Pods have mounts, and while an operator's
-half is on that it was not told to turn off: without agents nobody takes a mount
-away, and nobody makes one that is asked for.
+away what install made. It asks every agent first, and refuses while Pods have mounts
+or an agent does not say whether they have, and while an operator's half is on that it
+was not told to turn off: without agents nobody takes a mount away, and nobody makes
+one that is asked for.
 
-On the nodes the agents' own folder stays, with nothing mounted in it.`,
+On the nodes the agents' own folder stays: their records, and an empty tmpfs for each
+living Pod that had mounts.`,
 		Example: `  node-mounts uninstall
   node-mounts uninstall --operator datalayer/datalayer-operator`,
 		Args: takes(0, 0, ""),
@@ -42,7 +44,7 @@ On the nodes the agents' own folder stays, with nothing mounted in it.`,
 		},
 	}
 	r.bind(cmd, "NAMESPACE/DEPLOYMENT[/CONTAINER] to turn off first")
-	cmd.Flags().BoolVar(&force, "force", false, "also when Pods have mounts, or the operator's half is on")
+	cmd.Flags().BoolVar(&force, "force", false, "also when Pods have mounts or may have, or the operator's half is on")
 	return cmd
 }
 
@@ -60,11 +62,17 @@ func (r *releasing) writeRemoved(cmd *cobra.Command, done install.Removed) error
 		say("The operator's half is off: %s.\n", done.Operator)
 	}
 	say("Uninstalled: %s in %s. Its history is gone too.\n", done.Release, done.Namespace)
-	if len(done.Using) == 0 {
-		say("What stays on the nodes is %s, with nothing mounted in it: remove it with rmdir where you want to.\n", done.Stays)
-	} else {
-		say("%d Pods keep their mounts: %s. When one is deleted it hangs in Terminating until its mounts are taken down on its node (`node-mounts recover POD`).\n",
-			len(done.Using), plain(strings.Join(done.Using, ", ")))
+	if n := len(done.Using); n > 0 {
+		who := fmt.Sprintf("%d Pods keep their mounts", n)
+		if n == 1 {
+			who = "One Pod keeps its mounts"
+		}
+		say("%s: %s. When one is deleted it hangs in Terminating until its mounts are taken down on its node (`node-mounts recover POD`).\n",
+			who, plain(strings.Join(done.Using, ", ")))
 	}
+	if len(done.Unasked) > 0 {
+		say("What is still mounted is not known where no agent answered: %s.\n", plain(strings.Join(done.Unasked, ", ")))
+	}
+	say("What stays on the nodes is %[1]s: the agents' records, and a tmpfs in %[1]s/pods for each living Pod that had mounts. Agents that are installed again take it over. To remove it for good, once those Pods are gone: `umount %[1]s/pods/*` and `rm -r --one-file-system %[1]s` on the node.\n", done.Stays)
 	return errors.Join(errs...)
 }

@@ -152,7 +152,8 @@ func (a *agents) leaky(ts *testscript.TestScript, _ bool, args []string) {
 	_, err = a.w.api.CoreV1().Events(ns).Create(context.Background(), &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Name: args[0] + ".1", Namespace: ns},
 		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: ns, Name: args[0], UID: p.UID},
-		Type:           "Warning", Reason: "Failed", Message: `exec: "CANARY-command": not found; pulled from https://u:CANARY-userinfo@example.net/?q=CANARY-query; TOKEN=CANARY-env`,
+		Source:         corev1.EventSource{Component: "kubelet"}, ReportingController: "kubelet",
+		Type: "Warning", Reason: "Failed", Message: `exec: "CANARY-command": not found; pulled from https://u:CANARY-userinfo@example.net/?q=CANARY-query; TOKEN=CANARY-env`,
 	}, metav1.CreateOptions{})
 	ts.Check(err)
 }

@@ -32,12 +32,13 @@ const (
 
 // States of one target.
 const (
-	targetMounted = "mounted"
-	targetFailed  = "failed"
-	targetDead    = "dead"    // it stands, and its storage does not answer
-	targetHeld    = "held"    // taken away, and a process may still have it
-	targetPending = "pending" // not answered yet
-	targetUnknown = "unknown" // the answer does not say
+	targetMounted  = "mounted"
+	targetFailed   = "failed"
+	targetDead     = "dead"     // it stands, and its storage does not answer
+	targetHeld     = "held"     // taken away, and a process may still have it
+	targetPending  = "pending"  // not answered yet
+	targetFetching = "fetching" // its content is being made, as its agent sees it
+	targetUnknown  = "unknown"  // the answer does not say
 )
 
 // summary is what is to be said of one Pod.

@@ -102,8 +102,13 @@ func (v *verification) run(cmd *cobra.Command) error {
 		report.Probe, probed = v.probe.run(ctx, cmd.ErrOrStderr(), cluster, cfg, facts)
 	}
 	report.count()
+	interrupted := errors.Is(probed, context.Canceled)
+	report.OK = report.OK && !interrupted // what could not be found out is not ok
 	if err := report.write(cmd.OutOrStdout(), cmd.ErrOrStderr(), v.form); err != nil {
 		return err
+	}
+	if interrupted { // that is no verdict, but what was left behind is told
+		return allOf(probed, leftBehind(report.Probe))
 	}
 	return allOf(probed, report.failed())
 }

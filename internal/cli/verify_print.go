@@ -134,6 +134,18 @@ func (f *findings) failed() several {
 	return failed
 }
 
+// leftBehind is an error for each step that failed of a probe that was interrupted. It
+// is none of the checks': they were not all made.
+func leftBehind(probe []verify.Result) several {
+	var errs several
+	for _, r := range probe {
+		if r.Status == verify.Fail {
+			errs = append(errs, hinted{fmt.Errorf("%s: %s: %s", r.Check, r.Node, r.Detail), r.Hint})
+		}
+	}
+	return errs
+}
+
 // allOf adds what failed to an error that came before.
 func allOf(first error, failed several) error {
 	switch {

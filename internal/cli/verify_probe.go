@@ -46,8 +46,8 @@ func (p *probing) check() error {
 	return nil
 }
 
-// run probes the nodes. An interrupted probe has put away what it made, and its
-// results are told.
+// run probes the nodes, and tells of each step as it is taken. An interrupted probe
+// has put away what it made, and its results are told.
 func (p *probing) run(ctx context.Context, errOut io.Writer, c verify.Cluster, cfg *rest.Config, f verify.Facts) ([]verify.Result, error) {
 	probe := verify.ProbeOf(f)
 	probe.API, probe.Exec, probe.Bound = c.API, containers{fleet.Containers{Client: c.API, Config: cfg}}, p.bound
@@ -63,6 +63,14 @@ func (p *probing) run(ctx context.Context, errOut io.Writer, c verify.Cluster, c
 		return nil, hinted{errors.New("there is no node to probe: no agent was found"), "--node names one"}
 	case probe.Image == "":
 		return nil, hinted{errors.New("there is no image for the probe's Pod: no agent was found"), "--probe-image names one"}
+	}
+	for _, node := range nodes {
+		if err := verify.Fit(f, node); err != nil {
+			return nil, err
+		}
+	}
+	probe.Tell = func(r verify.Result) {
+		fmt.Fprintln(errOut, plain(fmt.Sprintf("%s: %s: %s (%s)", r.Node, r.Check, r.Status, r.Detail)))
 	}
 	fmt.Fprintf(errOut, "Probing %s in namespace %s.\n", strings.Join(nodes, ", "), probe.Namespace)
 	results := probe.Run(ctx, nodes)

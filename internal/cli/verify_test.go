@@ -1,6 +1,7 @@
 package cli_test
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -105,6 +106,8 @@ func TestVerify(t *testing.T) {
 		{"the agent's half alone is what may be asked for", agentOnly},
 		{"an account that may not ask agents is told so", mayNotExec},
 		{"a probe says what it cannot do, and leaves no Pod", probeCannot},
+		{"a probe that is interrupted is no verdict", probeInterrupted},
+		{"a node that is not there is not probed", probeOfNoNode},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, v) })
 	}
@@ -263,6 +266,29 @@ func probeCannot(t *testing.T, v *verified) {
 	must(t, err)
 	if len(list.Items) > 0 {
 		t.Errorf("a Pod is left: %s", list.Items[0].Name)
+	}
+}
+
+func probeInterrupted(t *testing.T, v *verified) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	pods, err := v.Client(t).CoreV1().Pods(verifytest.Runtimes).Watch(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=probe"})
+	must(t, err)
+	go func() {
+		<-pods.ResultChan() // the Pod is made
+		cancel()
+	}()
+	got := runUntil(ctx, "verify", "--kubeconfig", v.kubeconfig, "--probe", "--node", "one")
+	if got.status != 1 || !strings.Contains(got.err, "error: interrupted\n") || strings.Count(got.err, "error: ") != 1 ||
+		!strings.Contains(got.err, "one: a Pod runs: skip (interrupted)\none: the Pod is deleted in time: ok (") || strings.Contains(got.out, " fail ") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func probeOfNoNode(t *testing.T, v *verified) {
+	got := v.run(t, "--probe", "--node", "onee")
+	if got.status != 1 || !strings.Contains(got.err, "error: there is no node \"onee\"\nhint: did you mean \"one\"?\n") || strings.Contains(got.err, "Probing") {
+		t.Errorf("%+v", got)
 	}
 }
 

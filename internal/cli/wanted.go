@@ -58,7 +58,9 @@ func (w wanted) flaws(st grant.Status) []flaw {
 	}
 	found := map[string]flaw{}
 	for _, key := range keys {
-		if code, failed := st.Failed[key]; failed && !(code == grant.CodeHeld && stands(st, key) && slices.Contains(w.mounted, key)) {
+		code, failed := st.Failed[key]
+		again := code == grant.CodeHeld && stands(st, key) && slices.Contains(w.mounted, key) // what is held is the mount before
+		if failed && !again {
 			found[key] = flaw{key, code, string(code)}
 		}
 	}

@@ -59,6 +59,13 @@ func Explain(err error) (grant.Code, string) {
 	if code, text := explainFilesystem(err); text != "" {
 		return code, text
 	}
+	if code, text := explainContent(err); text != "" {
+		return code, text
+	}
+	if lost, ok := errors.AsType[*beneath.MarkError](err); ok {
+		return grant.CodeMountFailed, lost.Error() + ": it drops the sticky bit, or sets modes itself, and the sandbox user could not write there: " +
+			"make the folder on the claim and give it to that user, or use storage that keeps modes"
+	}
 	switch {
 	case errors.Is(err, ErrTargetTaken):
 		return grant.CodeMountFailed, ErrTargetTaken.Error()

@@ -96,12 +96,24 @@ func Propagation(mounts []mnt.Mount, dir string) nodeview.Propagation {
 	return nodeview.Private
 }
 
-// kubeletFound tells whether kubelet keeps its Pods there.
+// kubeletFound tells whether kubelet keeps its Pods there, as far as that can be told.
 func (n Node) kubeletFound(ctx context.Context) bool {
-	found, err := deadline.Do(ctx, n.Budget, localBound, func() (bool, error) {
-		return folder(cmp.Or(n.Sight, "/"), filepath.Join(n.Kubelet, "pods")), nil
-	}, nil, deadline.Key{Name: "look:" + n.Kubelet, Limit: 1})
+	found, err := KeepsPods(ctx, n.Budget, cmp.Or(n.Sight, "/"), n.Kubelet)
 	return err == nil && found
+}
+
+// KeepsPods tells whether kubelet keeps its Pods in a folder, seen from the root that
+// sight is. It has its folder "pods" from its start on. The error is deadline.ErrHung
+// or the context's.
+func KeepsPods(ctx context.Context, b *deadline.Budget, sight, kubelet string) (bool, error) {
+	return deadline.Do(ctx, b, localBound, func() (bool, error) {
+		return folder(sight, filepath.Join(kubelet, "pods")), nil
+	}, nil, deadline.Key{Name: "look:" + kubelet, Limit: 1})
+}
+
+// NoPods is the fault of a kubelet's folder in which it does not keep its Pods.
+func NoPods(kubelet string) string {
+	return kubelet + ` has no folder "pods": kubelet keeps its Pods elsewhere (its --root-dir): set kubeletDir of the chart, or --kubelet-dir, to that folder`
 }
 
 // folder tells whether p is one beneath root, which is p's own root: a link that
@@ -162,7 +174,7 @@ func Faults(f nodeview.Facts, dirs Dirs, claim bool) []string {
 		add("kernel %s: %s", f.Kernel, dirs.whyNot())
 	}
 	if !f.KubeletFound {
-		add("%s has no folder \"pods\": kubelet keeps its Pods elsewhere (its --root-dir)", dirs.Kubelet)
+		add("%s", NoPods(dirs.Kubelet))
 	}
 	for _, d := range []struct {
 		path string

@@ -59,6 +59,7 @@ func NewHelm(cfg *rest.Config, namespace string, logs io.Writer) (*Helm, error) 
 // todo is what an installation would do, found out without changing anything.
 type todo struct {
 	values    map[string]any // those given
+	all       map[string]any // with the chart's own
 	serving   Serving
 	last      *release.Release
 	unchanged bool
@@ -77,20 +78,16 @@ func (h *Helm) prepare(ctx context.Context, r Request) (*todo, error) {
 		return nil, err
 	}
 	if t.last != nil && t.last.Info.Status.IsPending() {
-		return nil, advised{
-			fmt.Errorf("release %s is %s: another installation runs, or one was killed", ReleaseName, t.last.Info.Status),
-			fmt.Sprintf("when none runs: `helm rollback %s -n %s`, or `node-mounts uninstall` when it is the first", ReleaseName, h.namespace),
-		}
+		return nil, h.pending(t.last)
 	}
 	if r.ReuseValues && t.last != nil {
 		t.values = loader.MergeMaps(t.last.Config, r.Values)
 	}
-	all, err := sound(c, t.values)
-	if err != nil {
+	if t.all, err = sound(c, t.values); err != nil {
 		return nil, err
 	}
-	t.serving = servingOf(all, h.namespace)
-	made, err := h.run(ctx, r.Chart, t, action.DryRunServer)
+	t.serving = servingOf(t.all, h.namespace)
+	made, err := h.run(ctx, r, t, action.DryRunServer)
 	if err != nil {
 		return nil, rendering(err)
 	}
@@ -100,7 +97,7 @@ func (h *Helm) prepare(ctx context.Context, r Request) (*todo, error) {
 	if t.agent, err = findAgent(t.objects); err != nil {
 		return nil, err
 	}
-	t.unchanged, err = h.same(t.last, made)
+	t.unchanged, err = h.same(ctx, t.last, made)
 	return t, err
 }
 
@@ -125,7 +122,10 @@ func rendering(err error) error {
 	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 		return err
 	}
-	return advised{fmt.Errorf("preparing the release: %w", chartSays(err)), "check --set, --values and the variables: `node-mounts install --dry-run` renders without a cluster"}
+	if said := chartSays(err); said.Error() != err.Error() { // the values are at fault
+		return misuse(said, "check --set, --values and the variables: the chart's README lists all values")
+	}
+	return advised{fmt.Errorf("preparing the release: %w", err), "check --set, --values and the variables: `node-mounts install --dry-run` renders without a cluster"}
 }
 
 // chartSays is an error of values in the chart's own words. Helm puts around them
@@ -178,8 +178,8 @@ func installed(last *release.Release) bool {
 }
 
 // run installs or upgrades, or finds out what that would do.
-func (h *Helm) run(ctx context.Context, from fs.FS, t *todo, dry action.DryRunStrategy) (*release.Release, error) {
-	c, err := load(from) // Helm changes the chart it is given
+func (h *Helm) run(ctx context.Context, r Request, t *todo, dry action.DryRunStrategy) (*release.Release, error) {
+	c, err := load(r.Chart) // Helm changes the chart it is given
 	if err != nil {
 		return nil, err
 	}
@@ -190,10 +190,12 @@ func (h *Helm) run(ctx context.Context, from fs.FS, t *todo, dry action.DryRunSt
 		up.ResetValues = true // the values are those given: the same command has the same result
 		up.Timeout, up.WaitStrategy = hookTimeout, kube.HookOnlyStrategy
 		up.MaxHistory = 10 // as Helm's command
+		up.ForceConflicts = r.ForceConflicts
 		made, err = up.RunWithContext(ctx, ReleaseName, c, t.values)
 	} else {
 		in := action.NewInstall(h.cfg)
 		in.ReleaseName, in.Namespace, in.DryRunStrategy = ReleaseName, h.namespace, dry
+		in.ForceConflicts = r.ForceConflicts
 		in.Replace = t.last != nil // uninstalled, with its history kept
 		in.Timeout, in.WaitStrategy = hookTimeout, kube.HookOnlyStrategy
 		made, err = in.RunWithContext(ctx, c, t.values)
@@ -202,26 +204,6 @@ func (h *Helm) run(ctx context.Context, from fs.FS, t *todo, dry action.DryRunSt
 		return nil, err
 	}
 	return revision(made)
-}
-
-// same tells whether a release is what would be made, and stands.
-func (h *Helm) same(last, made *release.Release) (bool, error) {
-	if last == nil || last.Info.Status != common.StatusDeployed ||
-		last.Manifest != made.Manifest || last.Chart.Metadata.Version != made.Chart.Metadata.Version {
-		return false, nil
-	}
-	objects, err := h.cfg.KubeClient.Build(strings.NewReader(last.Manifest), false)
-	if err != nil {
-		return false, fmt.Errorf("reading the release: %w", err)
-	}
-	for _, o := range objects {
-		if err := o.Get(); apierrors.IsNotFound(err) {
-			return false, nil // somebody has deleted it
-		} else if err != nil {
-			return false, fmt.Errorf("looking for %s: %w", o.ObjectName(), err)
-		}
-	}
-	return true, nil
 }
 
 // apply makes it so.
@@ -234,20 +216,16 @@ func (h *Helm) apply(ctx context.Context, r Request, t *todo, tell func(string, 
 	if installed(t.last) {
 		change = Upgraded
 	}
-	tell("applying %d objects", len(t.objects))
-	made, err := h.run(ctx, r.Chart, t, action.DryRunNone)
+	objects := "objects"
+	if len(t.objects) == 1 {
+		objects = "object"
+	}
+	tell("applying %d %s", len(t.objects), objects)
+	made, err := h.run(ctx, r, t, action.DryRunNone)
 	if err != nil {
-		return 0, "", advised{fmt.Errorf("applying the release: %w", err), h.back(t)}
+		return 0, "", advised{fmt.Errorf("applying the release: %w", err), h.afterFailure(t, err)}
 	}
 	return made.Version, change, nil
-}
-
-// back says how to return to what was.
-func (h *Helm) back(t *todo) string {
-	if installed(t.last) {
-		return fmt.Sprintf("mend it and repeat this command, or return to what was: `helm rollback %s %d -n %s`", ReleaseName, t.last.Version, h.namespace)
-	}
-	return fmt.Sprintf("mend it and repeat this command, or take it away: `node-mounts uninstall -n %s`", h.namespace)
 }
 
 // Sound refuses values with which nothing would run or nothing could be mounted. It

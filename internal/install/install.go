@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
@@ -27,6 +28,9 @@ const (
 
 // defaultInterval is how often a wait looks again.
 const defaultInterval = time.Second
+
+// defaultPullPatience is three tries: kubelet pulls again after 10 and 20 seconds.
+const defaultPullPatience = 40 * time.Second
 
 // ErrTimeout is an installation whose nodes did not become ready in time. One that
 // stopped at a check is a verify.ErrFailed.
@@ -43,10 +47,15 @@ func rowOf(check, node string, status verify.Status, detail, hint string) Row {
 type Cluster struct {
 	Client kubernetes.Interface
 	Helm   *Helm
+	// Agents are asked what is mounted before anything that would leave it behind; nil
+	// is that none can be.
+	Agents fleet.Agents
 	// Progress takes one line at a time for who waits.
 	Progress func(line string)
 	// Interval is how often a wait looks again, 0 is a second.
 	Interval time.Duration
+	// PullPatience is how long a probe's image may fail to be pulled, 0 is 40 seconds.
+	PullPatience time.Duration
 }
 
 func (c Cluster) tell(format string, args ...any) {
@@ -74,6 +83,8 @@ type Request struct {
 	// be there: the claim is in it.
 	CreateNamespace bool
 	SkipPreflight   bool
+	// ForceConflicts takes back the fields that others have set.
+	ForceConflicts bool
 	// Timeout bounds the probe of the nodes, and then the rollout on them.
 	Timeout time.Duration
 	// Verify are the checks after the rollout, nil is none.
@@ -133,6 +144,10 @@ func (c Cluster) install(ctx context.Context, r Request, report *Report) error {
 	if err != nil {
 		return err
 	}
+	// This one cannot be skipped: what it keeps from being lost is not the caller's alone.
+	if err := c.settled(ctx, todo); err != nil {
+		return err
+	}
 	if r.SkipPreflight {
 		report.Preflight = append(report.Preflight, Row{Check: "Preflight", Status: verify.Skip, Detail: "it was not asked for"})
 	} else if err := c.preflight(ctx, r, todo, report); err != nil {
@@ -155,6 +170,7 @@ func (c Cluster) install(ctx context.Context, r Request, report *Report) error {
 	if report.Rollout, err = c.rollout(ctx, r, todo, report); err != nil {
 		return err
 	}
+	c.Helm.remember(report.Revision, c.tell)
 	if err := c.verify(ctx, r, todo, report); err != nil {
 		return err
 	}

@@ -98,6 +98,9 @@ func TestANodeWhoseKubeletIsSilentIsWarnedAboutAndNotProbed(t *testing.T) {
 	}
 }
 
+// notShared is what containerd says of a container on a node with private mounts.
+const notShared = `failed to generate spec: path "/var/lib/homes" is mounted on "/" but it is not a shared or slave mount`
+
 // saying is what a probe of a node with these facts leaves in its Pod's status.
 func saying(t *testing.T, f nodeview.Facts, faults ...string) string {
 	t.Helper()
@@ -130,17 +133,22 @@ func TestAProbeIsJudgedByWhatItSaysAndWhatKeepsItFromSaying(t *testing.T) {
 		status verify.Status
 		says   string
 	}{
-		"a good node":          {ended(0, saying(t, goodFacts())), corev1.PodSucceeded, true, verify.OK, "6.8.0"},
-		"private mounts":       {ended(3, saying(t, private, "mounts are private")), corev1.PodFailed, true, verify.Fail, "mount --make-rshared /"},
-		"an old kernel":        {ended(3, saying(t, old, "kernel 5.4.0")), corev1.PodFailed, true, verify.Fail, "5.12"},
-		"kubelet elsewhere":    {ended(3, saying(t, elsewhere, "no pods")), corev1.PodFailed, true, verify.Fail, "kubeletDir"},
-		"an image without it":  {ended(2, "unknown command"), corev1.PodFailed, true, verify.Fail, "unknown command"},
-		"no words at all":      {ended(137, ""), corev1.PodFailed, true, verify.Fail, "137"},
-		"JSON of another kind": {ended(0, "{}"), corev1.PodSucceeded, true, verify.Fail, "no answer"},
-		"no image":             {waits("ImagePullBackOff"), corev1.PodPending, true, verify.Fail, "image.repository"},
-		"being made":           {waits("ContainerCreating"), corev1.PodPending, false, verify.Fail, ""},
-		"first pull failed":    {waits("ErrImagePull"), corev1.PodPending, false, verify.Fail, ""},
-		"evicted":              {corev1.ContainerState{}, corev1.PodFailed, true, verify.Fail, "Evicted"},
+		"a good node":                      {ended(0, saying(t, goodFacts())), corev1.PodSucceeded, true, verify.OK, "6.8.0"},
+		"private mounts":                   {ended(3, saying(t, private, "mounts are private")), corev1.PodFailed, true, verify.Fail, "mount --make-rshared /"},
+		"an old kernel":                    {ended(3, saying(t, old, "kernel 5.4.0")), corev1.PodFailed, true, verify.Fail, "5.12"},
+		"kubelet elsewhere":                {ended(3, saying(t, elsewhere, "no pods")), corev1.PodFailed, true, verify.Fail, "kubeletDir"},
+		"an image without it":              {ended(2, "unknown command"), corev1.PodFailed, true, verify.Fail, "unknown command"},
+		"no words at all":                  {ended(137, ""), corev1.PodFailed, true, verify.Fail, "137"},
+		"JSON of another kind":             {ended(0, "{}"), corev1.PodSucceeded, true, verify.Fail, "no answer"},
+		"an image never pulled":            {waits("ErrImageNeverPull"), corev1.PodPending, true, verify.Fail, "image.repository"},
+		"no name of an image":              {waits("InvalidImageName"), corev1.PodPending, true, verify.Fail, "image.repository"},
+		"a pull that is tried":             {waits("ImagePullBackOff"), corev1.PodPending, false, verify.Fail, "image.repository"},
+		"cannot be started":                {corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CreateContainerError", Message: notShared}}, corev1.PodPending, true, verify.Fail, "mount --make-rshared /"},
+		"cannot be started, and has ended": {ended(128, strings.Replace(notShared, "shared or slave", "shared", 1)), corev1.PodFailed, true, verify.Fail, "mount --make-rshared /"},
+		"another error of the runtime":     {waits("CreateContainerError"), corev1.PodPending, false, verify.Fail, ""},
+		"being made":                       {waits("ContainerCreating"), corev1.PodPending, false, verify.Fail, ""},
+		"first pull failed":                {waits("ErrImagePull"), corev1.PodPending, false, verify.Fail, "so it is"},
+		"evicted":                          {corev1.ContainerState{}, corev1.PodFailed, true, verify.Fail, "Evicted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &corev1.Pod{Status: corev1.PodStatus{Phase: test.phase, Reason: "Evicted", ContainerStatuses: []corev1.ContainerStatus{{State: test.state}}}}
@@ -148,7 +156,7 @@ func TestAProbeIsJudgedByWhatItSaysAndWhatKeepsItFromSaying(t *testing.T) {
 			if ended != test.ended {
 				t.Fatalf("ended: %t", ended)
 			}
-			if ended && (row.Status != test.status || row.Node != "node" || !strings.Contains(row.Detail+" "+row.Hint, test.says)) {
+			if (ended || test.says != "") && (row.Status != test.status || row.Node != "node" || !strings.Contains(row.Detail+" "+row.Hint, test.says)) {
 				t.Errorf("%+v, want %s and %q", row, test.status, test.says)
 			}
 		})

@@ -157,29 +157,24 @@ func probeArgs(agent corev1.Container) []string {
 	return out
 }
 
-// answers waits until every probe has ended. Those that have not when the time is
-// over have failed.
+// answers waits until every probe has ended, or never will. Those that have not when
+// the time is over have failed.
 func (c Cluster) answers(ctx context.Context, namespace string, made map[string]string) ([]Row, error) {
-	found := map[string]Row{}
-	told := ""
+	w := probeWait{found: map[string]Row{}, pending: map[string]Row{}, failing: map[string]time.Time{}, patience: cmp.Or(c.PullPatience, defaultPullPatience)}
+	told := map[string]bool{}
 	look := func(ctx context.Context) (bool, error) {
 		list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: nameLabel + "=" + probeName})
 		if err != nil {
 			return false, transient(err)
 		}
-		for i := range list.Items {
-			p := &list.Items[i]
-			if node, ours := made[p.Name]; ours {
-				if row, ended := judgeProbe(p, node); ended {
-					found[node] = row
-				}
+		w.see(list.Items, made, time.Now())
+		for _, line := range w.lines(len(made)) {
+			if !told[line] {
+				c.tell("%s", line)
 			}
+			told[line] = true
 		}
-		if line := fmt.Sprintf("preflight: %d of %d nodes looked at", len(found), len(made)); line != told {
-			c.tell("%s", line)
-			told = line
-		}
-		return len(found) == len(made), nil
+		return len(w.found) == len(made), nil
 	}
 	err := wait.PollUntilContextCancel(ctx, c.interval(), true, look)
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
@@ -187,17 +182,67 @@ func (c Cluster) answers(ctx context.Context, namespace string, made map[string]
 	}
 	var rows []Row
 	for pod, node := range made {
-		row, ok := found[node]
+		row, ok := w.found[node]
 		if !ok {
+			why := c.explain(context.WithoutCancel(ctx), namespace, pod)
 			row = rowOf(
-				checkNode, node, verify.Fail, "the probe has not ended in time: "+c.explain(context.WithoutCancel(ctx), namespace, pod),
-				"an agent would not start there either; --timeout waits longer",
+				checkNode, node, verify.Fail, "the probe has not ended in time: "+why,
+				cmp.Or(w.pending[node].Hint, "an agent would not start there either; --timeout waits longer"),
 			)
 		}
 		rows = append(rows, row)
 	}
 	slices.SortFunc(rows, func(a, b Row) int { return cmp.Compare(a.Node, b.Node) })
 	return rows, nil
+}
+
+// probeWait is how far the probes are, by node.
+type probeWait struct {
+	found, pending map[string]Row
+	// failing is since when the image cannot be pulled.
+	failing  map[string]time.Time
+	patience time.Duration
+}
+
+// see takes in what the probes are now. made is the node by Pod.
+func (w probeWait) see(pods []corev1.Pod, made map[string]string, now time.Time) {
+	there := map[string]*corev1.Pod{}
+	for i := range pods {
+		there[pods[i].Name] = &pods[i]
+	}
+	for pod, node := range made {
+		if _, ended := w.found[node]; ended {
+			continue
+		}
+		p := there[pod]
+		if p == nil {
+			w.found[node] = rowOf(checkNode, node, verify.Fail, "somebody has deleted the Pod "+pod+" that probes it", "repeat this command")
+			continue
+		}
+		row, ended := judgeProbe(p, node)
+		switch since := w.failing[node]; {
+		case row.Detail == "" || ended: // it is being made, or has been judged
+			delete(w.failing, node)
+		case since.IsZero():
+			w.failing[node] = now
+		default:
+			ended = now.Sub(since) >= w.patience
+		}
+		w.pending[node] = row
+		if ended {
+			w.found[node] = row
+		}
+	}
+}
+
+// lines tell of it, each worth saying once.
+func (w probeWait) lines(all int) []string {
+	lines := []string{fmt.Sprintf("preflight: %d of %d nodes looked at", len(w.found), all)}
+	for node := range w.failing {
+		lines = append(lines, "preflight: "+node+": "+w.pending[node].Detail)
+	}
+	slices.Sort(lines[1:])
+	return lines
 }
 
 // transient lets a wait go on when the API server is away for a moment. What it
@@ -209,17 +254,23 @@ func transient(err error) error {
 	return nil
 }
 
-// judgeProbe says what became of a probe, once it has ended or never will.
-func judgeProbe(p *corev1.Pod, node string) (Row, bool) {
-	row := Row{Check: checkNode, Node: node, Status: verify.Fail}
+// judgeProbe says what became of a probe, and whether it has ended or never will. One
+// whose image cannot be pulled has a row already, and is tried again by kubelet.
+func judgeProbe(p *corev1.Pod, node string) (row Row, ended bool) {
+	row = Row{Check: checkNode, Node: node, Status: verify.Fail}
 	for _, s := range p.Status.ContainerStatuses {
+		w := s.State.Waiting
 		switch {
 		case s.State.Terminated != nil:
 			return judgeAnswer(row, *s.State.Terminated), true
-		case s.State.Waiting != nil && hopeless(s.State.Waiting.Reason):
-			row.Detail = s.State.Waiting.Reason + ": " + s.State.Waiting.Message
-			row.Hint = "make the image reachable from the nodes: image.repository, image.tag and imagePullSecrets of the chart"
+		case w == nil:
+		case verify.PrivateMounts(w.Message):
+			row.Detail, row.Hint = w.Reason+": "+w.Message, verify.ShareMounts
 			return row, true
+		case verify.NeverPulled(w.Reason), w.Reason == "ErrImagePull", w.Reason == "ImagePullBackOff":
+			row.Detail = w.Reason + ": " + w.Message
+			row.Hint = "make the image reachable from the nodes: image.repository, image.tag and imagePullSecrets of the chart"
+			return row, verify.NeverPulled(w.Reason)
 		}
 	}
 	if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
@@ -230,16 +281,14 @@ func judgeProbe(p *corev1.Pod, node string) (Row, bool) {
 	return row, false
 }
 
-// hopeless are reasons of a waiting container that time does not mend.
-func hopeless(reason string) bool {
-	return slices.Contains([]string{"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"}, reason)
-}
-
 func judgeAnswer(row Row, end corev1.ContainerStateTerminated) Row {
 	var doc nodeview.Probe
 	if json.Unmarshal([]byte(end.Message), &doc) != nil || doc.Kernel == "" {
 		row.Detail = fmt.Sprintf("the probe ended with %d and no answer: %s", end.ExitCode, cmp.Or(strings.TrimSpace(end.Message), end.Reason))
 		row.Hint = "is the image one of Node Mounts, and as new as this command?"
+		if verify.PrivateMounts(end.Message) {
+			row.Hint = verify.ShareMounts
+		}
 		return row
 	}
 	row.Detail = fmt.Sprintf("kernel %s, kubelet's folder %s", doc.Kernel, doc.KubeletPropagation)
@@ -260,7 +309,7 @@ func advice(f nodeview.Facts) string {
 	case !f.KubeletFound:
 		return "--set kubeletDir=PATH with kubelet's --root-dir"
 	case f.KubeletPropagation != nodeview.Shared || f.RootPropagation != nodeview.Shared:
-		return "`mount --make-rshared /` on the node, and make it last: a systemd unit that runs it before kubelet"
+		return verify.ShareMounts
 	}
 	return "each fault says what to do"
 }

@@ -54,6 +54,9 @@ func (c Cluster) rollout(ctx context.Context, r Request, t *todo, report *Report
 			state.rows[i].Detail = c.explain(after, t.agent.Namespace, pod)
 			state.rows[i].Hint = fmt.Sprintf("`kubectl -n %s describe pod %s`, and `kubectl -n %s logs %s -c %s`",
 				t.agent.Namespace, pod, t.agent.Namespace, pod, agentContainer)
+			if verify.PrivateMounts(state.rows[i].Detail) {
+				state.rows[i].Hint = verify.ShareMounts
+			}
 		}
 	}
 	n := failed(state.rows)
@@ -182,6 +185,9 @@ func waiting(p *corev1.Pod) string {
 				why += fmt.Sprintf(" (it ended with %d: %s)", last.ExitCode, strings.TrimSpace(cmp.Or(last.Message, last.Reason)))
 			}
 			return why
+		}
+		if last := s.LastTerminationState.Terminated; s.State.Running != nil && !s.Ready && last != nil && last.ExitCode != 0 {
+			return fmt.Sprintf("%s has ended with %d before: %s", s.Name, last.ExitCode, strings.TrimSpace(cmp.Or(last.Message, last.Reason)))
 		}
 		if end := s.State.Terminated; end != nil && end.ExitCode != 0 {
 			return fmt.Sprintf("%s has ended with %d: %s", s.Name, end.ExitCode, strings.TrimSpace(cmp.Or(end.Message, end.Reason)))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -39,6 +40,7 @@ type nodes struct {
 
 	mu     sync.Mutex
 	says   map[string]string // what a probe of a node finds; "" is that it never ends
+	waits  map[string]string // what a probe of a node waits for, REASON: MESSAGE
 	broken string            // why no agent becomes ready
 	slow   bool              // the controllers have not come to it yet
 	seen   []string          // what was seen, in order
@@ -121,6 +123,15 @@ func (n *nodes) round(ctx context.Context) error {
 
 func (n *nodes) answer(ctx context.Context, p *corev1.Pod) error {
 	says := n.says[p.Spec.NodeName]
+	if reason, message, waits := strings.Cut(n.waits[p.Spec.NodeName], ": "); waits {
+		now := []corev1.ContainerStatus{{Name: "driver", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}}}
+		if reflect.DeepEqual(p.Status.ContainerStatuses, now) {
+			return nil
+		}
+		p.Status.ContainerStatuses = now
+		_, err := n.api.CoreV1().Pods(n.namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+		return err
+	}
 	if says == "" || p.Status.Phase != corev1.PodPending {
 		return nil
 	}
@@ -302,6 +313,9 @@ func TestOnAServer(t *testing.T) {
 		{"the agents come first, the checks then, and the operator's half last", inOrder},
 		{"the second installation changes nothing, and another value upgrades", repeated},
 		{"a node that cannot serve stops the installation before anything is installed", unfit},
+		{"a node on which no container can start is not waited for", hopeless},
+		{"an image is tried for a while", pulled},
+		{"a probe that somebody deletes is not waited for at all", deleted},
 		{"an interrupt takes the probes away", interrupted},
 		{"agents that do not become ready leave the operator's half alone, and it is said why", unready},
 		{"a failure tells loudly of an operator's half that is on", loud},
@@ -310,6 +324,10 @@ func TestOnAServer(t *testing.T) {
 		{"a claim that is not there stops the installation", claimless},
 		{"an uninstallation turns the operator off and takes everything away", removed},
 		{"an uninstallation refuses while Pods have mounts", inUse},
+		{"an uninstallation asks the agents, and not the annotations alone", asked},
+		{"what mounts are found by does not change while some stand", settled},
+		{"what somebody has changed by hand is seen and taken back when told to", drifted},
+		{"a way back leads to a revision that was good", wayBack},
 	} {
 		t.Run(story.name, func(t *testing.T) {
 			name := "place-" + strings.ToLower(strings.Fields(story.name)[len(strings.Fields(story.name))-1]) + fmt.Sprint(len(story.name))
@@ -390,6 +408,85 @@ func unfit(t *testing.T, _ *servertest.Server, p *place) {
 	p.request.SkipPreflight = true
 	if _, err := p.cluster.Install(t.Context(), p.request); err != nil {
 		t.Errorf("--skip-preflight: %v", err)
+	}
+}
+
+// row is the preflight's row about a node.
+func (p *place) row(t *testing.T, report install.Report, node string) install.Row {
+	t.Helper()
+	i := slices.IndexFunc(report.Preflight, func(r install.Row) bool { return r.Node == node })
+	if i < 0 {
+		t.Fatalf("no row about %s: %+v", node, report.Preflight)
+	}
+	if probes, sets := p.left(t); probes != 0 || sets != 0 {
+		t.Errorf("%d probes and %d DaemonSets are there", probes, sets)
+	}
+	return report.Preflight[i]
+}
+
+func hopeless(t *testing.T, _ *servertest.Server, p *place) {
+	p.request.Timeout = time.Hour // the test's own is shorter
+	for waits, hint := range map[string]string{
+		`CreateContainerError: path "/x" is mounted on "/" but it is not a shared or slave mount`: "make-rshared",
+		"ErrImageNeverPull: not there": "image.repository",
+		"InvalidImageName: A:B:C":      "image.repository",
+	} {
+		p.set(func(n *nodes) { n.waits = map[string]string{"two": waits} })
+		report, err := p.cluster.Install(t.Context(), p.request)
+		two, one := p.row(t, report, "two"), p.row(t, report, "one")
+		if !errors.Is(err, verify.ErrFailed) || two.Status != verify.Fail || !strings.Contains(two.Detail, waits) || !strings.Contains(two.Hint, hint) || one.Status != verify.OK {
+			t.Errorf("%v\n%+v", err, report.Preflight)
+		}
+	}
+}
+
+func pulled(t *testing.T, _ *servertest.Server, p *place) {
+	p.set(func(n *nodes) { n.waits = map[string]string{"two": "ErrImagePull: the registry is away"} })
+	// Where the time is over before the tries are.
+	p.request.Timeout = 2 * time.Second
+	report, err := p.cluster.Install(t.Context(), p.request)
+	if two := p.row(t, report, "two"); !errors.Is(err, verify.ErrFailed) || !strings.Contains(two.Detail, "in time: ErrImagePull: the registry is away") || !strings.Contains(two.Hint, "image.repository") {
+		t.Errorf("%v\n%+v", err, two)
+	}
+	// Where they are over.
+	p.request.Timeout, p.cluster.PullPatience = time.Hour, 500*time.Millisecond
+	report, err = p.cluster.Install(t.Context(), p.request)
+	if two := p.row(t, report, "two"); !errors.Is(err, verify.ErrFailed) || !strings.HasPrefix(two.Detail, "ErrImagePull: ") || !strings.Contains(two.Hint, "image.repository") {
+		t.Errorf("%v\n%+v", err, two)
+	}
+	// One of them succeeds.
+	p.request.Timeout, p.cluster.PullPatience = time.Minute, time.Minute
+	tell := p.cluster.Progress
+	p.cluster.Progress = func(line string) {
+		tell(line)
+		if strings.Contains(line, "two: ErrImagePull") {
+			p.set(func(n *nodes) { n.waits = nil })
+		}
+	}
+	if _, err := p.cluster.Install(t.Context(), p.request); err != nil {
+		t.Errorf("%v\n%s", err, p.progress())
+	}
+}
+
+func deleted(t *testing.T, _ *servertest.Server, p *place) {
+	p.request.Timeout = time.Hour
+	p.set(func(n *nodes) { n.says["two"] = "" })
+	tell := p.cluster.Progress
+	p.cluster.Progress = func(line string) {
+		tell(line)
+		if strings.Contains(line, "1 of 2") {
+			pods, err := p.api.CoreV1().Pods(p.namespace).List(t.Context(), metav1.ListOptions{})
+			must(t, err)
+			for i := range pods.Items {
+				if pods.Items[i].Spec.NodeName == "two" {
+					must(t, p.api.CoreV1().Pods(p.namespace).Delete(t.Context(), pods.Items[i].Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
+				}
+			}
+		}
+	}
+	report, err := p.cluster.Install(t.Context(), p.request)
+	if two := p.row(t, report, "two"); !errors.Is(err, verify.ErrFailed) || !strings.Contains(two.Detail, "deleted") {
+		t.Errorf("%v\n%+v", err, two)
 	}
 }
 
@@ -532,14 +629,15 @@ func removed(t *testing.T, _ *servertest.Server, p *place) {
 
 func inUse(t *testing.T, _ *servertest.Server, p *place) {
 	p.request.Operator = nil
-	if _, err := p.cluster.Install(t.Context(), p.request); err != nil {
-		t.Fatal(err)
-	}
+	// Before the release is there: its policy lets nobody but the agent answer.
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "sandbox", Annotations: map[string]string{
 		"runtime-pools.datalayer.io/node-mount-gateway-ready": `{"failed":{},"hash":"h","mounted":["ada"],"state":"ready"}`,
 	}}, Spec: corev1.PodSpec{NodeName: "one", Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 	_, err := p.api.CoreV1().Pods(p.namespace).Create(t.Context(), pod, metav1.CreateOptions{})
 	must(t, err)
+	if _, err := p.cluster.Install(t.Context(), p.request); err != nil {
+		t.Fatal(err)
+	}
 	removal := install.Removal{Timeout: time.Minute}
 	if _, err := p.cluster.Uninstall(t.Context(), removal); !errors.Is(err, install.ErrInUse) || !strings.Contains(err.Error(), p.namespace+"/sandbox") {
 		t.Errorf("%v", err)

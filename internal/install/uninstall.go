@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 	"helm.sh/helm/v4/pkg/kube"
 	release "helm.sh/helm/v4/pkg/release/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/datalayer/node-mounts/grant"
@@ -30,7 +28,8 @@ const defaultRoot = "/var/lib/datalayer/node-mount-gateway"
 
 // Removal is what is to be taken away.
 type Removal struct {
-	// Force also where Pods have mounts: they keep them, and nobody takes them away.
+	// Force also where Pods have mounts, or may have: they keep them, and nobody takes
+	// them away.
 	Force    bool
 	Timeout  time.Duration
 	Operator *Operator
@@ -42,6 +41,8 @@ type Removed struct {
 	Namespace string `json:"namespace"`
 	// Using are the Pods that had mounts, NAMESPACE/NAME.
 	Using []string `json:"using"`
+	// Unasked are the nodes where it is not known what is mounted, and why.
+	Unasked []string `json:"unasked"`
 	// Operator is the Deployment that was turned off, NAMESPACE/NAME.
 	Operator string `json:"operator,omitempty"`
 	// Stays is what is left on the nodes.
@@ -50,7 +51,7 @@ type Removed struct {
 
 // Uninstall turns the operator's half off, and takes the agents away.
 func (c Cluster) Uninstall(ctx context.Context, r Removal) (Removed, error) {
-	done := Removed{Release: ReleaseName, Namespace: c.Helm.namespace, Using: []string{}}
+	done := Removed{Release: ReleaseName, Namespace: c.Helm.namespace, Using: []string{}, Unasked: []string{}}
 	last, err := c.Helm.newest()
 	if err != nil {
 		return done, err
@@ -61,19 +62,18 @@ func (c Cluster) Uninstall(ctx context.Context, r Removal) (Removed, error) {
 			"-n chooses the namespace of the release: `helm list -A` shows where it is",
 		}
 	}
-	s, root, err := settingsOf(last)
+	s, all, err := settingsOf(last)
 	if err != nil {
 		return done, err
 	}
-	done.Stays = root
-	if done.Using, err = c.using(ctx, s); err != nil {
+	done.Stays = cmp.Or(text(look(all, "nodeMountGateway.root")), defaultRoot)
+	u, err := c.using(ctx, s)
+	if err != nil {
 		return done, err
 	}
-	if len(done.Using) > 0 && !r.Force {
-		return done, advised{
-			fmt.Errorf("%w: %s", ErrInUse, listed(done.Using)),
-			"revoke them (`node-mounts revoke POD --all`) or delete the Pods; with --force they keep their folders, and hang in Terminating when they are deleted",
-		}
+	done.Using, done.Unasked = append(done.Using, u.pods...), append(done.Unasked, u.unasked...)
+	if !u.none() && !r.Force {
+		return done, advised{u.refusal(), u.advice()}
 	}
 	if done.Operator, err = c.turnOff(ctx, r); err != nil {
 		return done, err
@@ -108,7 +108,7 @@ func (c Cluster) gone(ctx context.Context, last *release.Release, timeout time.D
 			now = append(now, p.Name+" on "+p.Spec.NodeName)
 		}
 		if len(now) != len(left) {
-			c.tell("%d agents are still there", len(now))
+			c.tell("%s still there", of(len(now), "agent", "is", "are"))
 		}
 		left = now
 		return len(left) == 0, nil
@@ -148,31 +148,13 @@ func (c Cluster) turnOff(ctx context.Context, r Removal) (string, error) {
 	return "", nil
 }
 
-// settingsOf are what the agents of a release were told, and their folder on the
-// nodes.
-func settingsOf(last *release.Release) (s Serving, root string, err error) {
-	all, err := util.CoalesceValues(last.Chart, last.Config)
+// settingsOf are what the agents of a release were told, and all its values.
+func settingsOf(last *release.Release) (s Serving, all map[string]any, err error) {
+	all, err = util.CoalesceValues(last.Chart, last.Config)
 	if err != nil {
-		return s, "", fmt.Errorf("reading the values of the release: %w", err)
+		return s, nil, fmt.Errorf("reading the values of the release: %w", err)
 	}
-	root, _ = look(all, "nodeMountGateway.root").(string)
-	return servingOf(all, last.Namespace), cmp.Or(root, defaultRoot), nil
-}
-
-// using are the Pods that have mounts, or ask for some and have not been answered.
-func (c Cluster) using(ctx context.Context, s Serving) ([]string, error) {
-	out, names := []string{}, grant.NamesFor(s.Prefix)
-	list, err := c.Client.CoreV1().Pods(s.Namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return out, fmt.Errorf("looking for Pods with mounts: %w", err)
-	}
-	for i := range list.Items {
-		if p := &list.Items[i]; hasMounts(p, names) {
-			out = append(out, p.Namespace+"/"+p.Name)
-		}
-	}
-	slices.Sort(out)
-	return out, nil
+	return servingOf(all, last.Namespace), all, nil
 }
 
 // hasMounts tells whether an agent has something of the Pod to take away. The answer

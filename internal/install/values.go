@@ -2,6 +2,7 @@ package install
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -93,6 +94,9 @@ func sound(c *chart.Chart, values map[string]any) (common map[string]any, err er
 	all, err := util.CoalesceValues(c, values)
 	if err != nil {
 		return nil, misuse(err, "check --set and --values")
+	}
+	if err := util.ValidateAgainstSchema(c, all); err != nil {
+		return nil, misuse(schemaSays(err), cmp.Or(meant(c.Schema, values), "check --set, --values and the variables: the chart's README lists all values"))
 	}
 	on, _ := look(all, enabledValue).(bool)
 	claim, _ := look(all, claimValue).(string)

@@ -175,3 +175,24 @@ func TestTheChartIsRenderedWithoutACluster(t *testing.T) {
 		t.Errorf("the DaemonSet is %s/%s", a.Namespace, a.Name)
 	}
 }
+
+func TestAKeyThatTheChartDoesNotHaveIsAskedAbout(t *testing.T) {
+	chart := chartOf(t)
+	for set, want := range map[string]string{
+		"nodeMountGateway.maxMountPerPod=3":     "nodeMountGateway.maxMountPerPod: is nodeMountGateway.maxMountsPerPod meant?",
+		"kubletDir=/x":                          "kubletDir: is kubeletDir meant?",
+		"maxMountsPerPod=3":                     "maxMountsPerPod: is nodeMountGateway.maxMountsPerPod meant?",
+		"xyzzyqrst=1":                           "check --set",
+		"nodeMountGateway.maxMountsPerPod=many": "check --set",
+	} {
+		values, _, err := Settings{Claim: "homes", Set: []string{set}}.Values()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = Sound(chart, values)
+		var hinted interface{ Hint() string }
+		if !isUsage(err) || !errors.As(err, &hinted) || !strings.Contains(hinted.Hint(), want) {
+			t.Errorf("%s: %v, %+v", set, err, hinted)
+		}
+	}
+}

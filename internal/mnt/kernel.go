@@ -3,6 +3,7 @@ package mnt
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path"
 	"strings"
 	"sync/atomic"
@@ -20,8 +21,6 @@ const (
 
 	// TreeSource names the filesystem of a tree in the mount table.
 	TreeSource = "node-mounts"
-
-	mountinfoPath = "/proc/self/mountinfo"
 )
 
 // Kernel is the mount table of the mount namespace this process is in.
@@ -31,9 +30,15 @@ type Kernel struct {
 
 var _ Table = (*Kernel)(nil)
 
-// Lists is how often the whole mount table has been read. Tests hold it
+// Lists is how often the whole mount table has been opened. Tests hold it
 // against the rule that no grant costs a reading.
 func (k *Kernel) Lists() int64 { return k.lists.Load() }
+
+// open opens the whole mount table. Nothing else in this package does.
+func (k *Kernel) open() (*os.File, error) {
+	k.lists.Add(1)
+	return os.Open("/proc/self/mountinfo")
+}
 
 // NewTree implements Table. A new filesystem's mount is private until it is
 // attached, and gets a peer group of its own then. A bind of a folder would join
@@ -160,8 +165,12 @@ func (k *Kernel) InMemory(dir *beneath.Dir) (bool, error) {
 
 // List implements Table.
 func (k *Kernel) List() ([]Mount, error) {
-	k.lists.Add(1)
-	return readMountinfo(mountinfoPath)
+	f, err := k.open()
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return ParseMountinfo(f)
 }
 
 func clone(dir *beneath.Dir) (int, error) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 )
@@ -131,13 +130,4 @@ func unescape(s string) string {
 		s = s[1:]
 	}
 	return b.String()
-}
-
-func readMountinfo(path string) ([]Mount, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return ParseMountinfo(f)
 }

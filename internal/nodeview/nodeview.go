@@ -3,7 +3,11 @@
 // folders and Secrets, and no credential.
 package nodeview
 
-import "github.com/datalayer/node-mounts/grant"
+import (
+	"time"
+
+	"github.com/datalayer/node-mounts/grant"
+)
 
 // Node is one node as its agent sees it.
 type Node struct {
@@ -115,8 +119,19 @@ type Mount struct {
 	AllowExec bool       `json:"allow_exec"`
 	Revision  string     `json:"revision,omitempty"`
 	Secret    string     `json:"secret,omitempty"`
-	State     string     `json:"state"` // granting, mounted or revoking
+	State     string     `json:"state"` // granting, mounted, revoking, or StateFetching
 	Flags     string     `json:"flags,omitempty"`
+	Progress  *Progress  `json:"progress,omitempty"`
+}
+
+// StateFetching is the state of a grant whose content is being made.
+const StateFetching = "fetching"
+
+// Progress is how far a content has come.
+type Progress struct {
+	Phase string    `json:"phase"` // waiting, resolving, proving, fetching, measuring, writing or publishing
+	Bytes int64     `json:"bytes"` // on the node's disk so far
+	Since time.Time `json:"since"`
 }
 
 // Held is a mount that was taken away and that a process still has.

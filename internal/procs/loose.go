@@ -62,6 +62,7 @@ func (f *Finder) loose(ctx context.Context, ps []Process, devs map[mnt.Dev]bool,
 // nodeMounts is the table of the node's first process, nil where it cannot be
 // read.
 func (f *Finder) nodeMounts() []mnt.Mount {
+	f.readOfNode.Add(1)
 	fd, err := openat(unix.AT_FDCWD, f.dir+"/1/mountinfo", unix.O_RDONLY)
 	if err != nil {
 		return nil

@@ -37,6 +37,7 @@ func (f *Finder) mounts(p Process) ([]mnt.Mount, error) {
 	if err != nil {
 		return nil, err
 	}
+	f.readOfProcesses.Add(1)
 	fd, err := openat(d.fd, at+"mountinfo", unix.O_RDONLY)
 	if errors.Is(err, unix.EINVAL) {
 		// It has ended since: a process gives up its namespaces first.

@@ -215,6 +215,7 @@ func (l *tableLook) enter(p Process, ns int) error {
 	}
 	defer unix.Close(proc)
 	table := -1
+	l.finder.readOfProcesses.Add(1)
 	err = onLostThread(func() error {
 		// setns refuses a thread that shares its working directory.
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {

@@ -103,7 +103,8 @@ func (n *Node) mount(dir string, private bool) error {
 	// From here on there is something for Close to undo.
 	n.Dir = dir
 	n.Kubelet, n.Root, n.Claim = filepath.Join(dir, "kubelet"), filepath.Join(dir, "gateway"), filepath.Join(dir, "claim")
-	for _, d := range []string{n.Kubelet, n.Root, n.Claim, filepath.Join(dir, "run"), n.scratch()} {
+	// kubelet makes the folder of its Pods when it starts.
+	for _, d := range []string{n.Kubelet, filepath.Join(n.Kubelet, "pods"), n.Root, n.Claim, filepath.Join(dir, "run"), n.scratch()} {
 		if err := mkdir(d, 0o755); err != nil {
 			return err
 		}

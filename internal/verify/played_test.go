@@ -141,6 +141,11 @@ func (n *playedNode) kubelet(ctx context.Context, p corev1.Pod) {
 	if n.fault == noImage {
 		status.Ready, status.State = false, corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"}}
 	}
+	if n.fault == private {
+		status.Ready, status.State = false, corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{
+			Reason: "CreateContainerError", Message: `path "/var/lib/kubelet/pods/x" is mounted on "/" but it is not a shared or slave mount`,
+		}}
+	}
 	if len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].RestartCount == restarts {
 		return
 	}
@@ -151,7 +156,7 @@ func (n *playedNode) kubelet(ctx context.Context, p corev1.Pod) {
 func (n *playedNode) agent(ctx context.Context, p corev1.Pod) {
 	names := grant.NamesFor("")
 	text, asks := p.Annotations[names.Mounts]
-	if _, answered := p.Annotations[names.Ready]; answered || !asks || n.fault == noImage || n.fault == mute {
+	if _, answered := p.Annotations[names.Ready]; answered || !asks || n.fault == noImage || n.fault == private || n.fault == mute {
 		return
 	}
 	set := grant.Decode(text)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/spelling"
 	"github.com/datalayer/node-mounts/operator"
 )
 
@@ -49,6 +50,8 @@ type Probe struct {
 	PullPolicy corev1.PullPolicy
 	// Bound is how long one step may take.
 	Bound time.Duration
+	// Tell hears of each step when it has been taken, one at a time; nil: nobody does.
+	Tell func(Result)
 }
 
 // ProbeOf is the probe that suits a cluster, as far as the facts tell: an image that
@@ -108,8 +111,31 @@ func ProbeSteps() []string {
 	return names
 }
 
+// Fit says why a node cannot be probed at all: that is seen before anything is made
+// there and waited for. What could not be found out stands in no probe's way.
+func Fit(f Facts, node string) error {
+	if f.Nodes.Err == nil {
+		var known []string
+		for _, n := range f.Nodes.Value {
+			known = append(known, n.Name)
+		}
+		if !slices.Contains(known, node) {
+			err := fmt.Errorf("there is no node %q", node)
+			if near := spelling.Nearest(node, known, 2); near != "" {
+				return hinted{err, fmt.Sprintf("did you mean %q?", near)}
+			}
+			return hinted{err, "`kubectl get nodes` lists them"}
+		}
+	}
+	if f.Answers.Err == nil && !slices.Contains(ProbeNodes(f), node) {
+		return hinted{fmt.Errorf("no agent is on node %q: nobody would answer a grant there", node), "`node-mounts status --nodes` says why a node has none"}
+	}
+	return nil
+}
+
 // Run probes the nodes, a few at a time, and returns a result for each step, by node.
-// Where ctx ends, what was made is taken away all the same.
+// Where ctx ends, what was made is taken away all the same, and no step that had not
+// been taken is said to have failed.
 func (p Probe) Run(ctx context.Context, nodes []string) []Result {
 	const together = 4
 	var mu sync.Mutex
@@ -120,7 +146,13 @@ func (p Probe) Run(ctx context.Context, nodes []string) []Result {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			results := p.node(ctx, node)
+			results := p.node(ctx, node, func(r Result) {
+				mu.Lock()
+				defer mu.Unlock()
+				if p.Tell != nil {
+					p.Tell(r)
+				}
+			})
 			mu.Lock()
 			defer mu.Unlock()
 			all = append(all, results...)
@@ -131,29 +163,36 @@ func (p Probe) Run(ctx context.Context, nodes []string) []Result {
 	return all
 }
 
-func (p Probe) node(ctx context.Context, node string) []Result {
+func (p Probe) node(ctx context.Context, node string, tell func(Result)) []Result {
 	on := &probed{Probe: p, node: node, operator: operator.New(p.API.CoreV1(), p.Names)}
 	all := steps()
 	var results []Result
-	failed := false
+	stopped := false
 	for _, s := range all[:len(all)-1] {
 		r := Result{Check: s.name, Node: node, Status: Skip, Detail: "not reached"}
-		if !failed {
+		if !stopped && ctx.Err() == nil {
 			r = on.take(ctx, s)
-			failed = r.Status == Fail
+			if ctx.Err() != nil && r.Status == Fail {
+				// Whoever interrupts it is why it did not end well.
+				r.Status, r.Detail, r.Hint = Skip, "interrupted", ""
+			}
+			stopped = r.Status == Fail
+			tell(r)
 		}
 		results = append(results, r)
 	}
 	// What was made goes, also when somebody has lost patience.
 	ctx = context.WithoutCancel(ctx)
-	if failed {
+	if on.written {
 		on.tidy(ctx)
 	}
 	last := all[len(all)-1]
 	if on.pod == nil {
 		return append(results, Result{Check: last.name, Node: node, Status: Skip, Detail: "there is none"})
 	}
-	return append(results, on.take(ctx, last))
+	r := on.take(ctx, last)
+	tell(r)
+	return append(results, r)
 }
 
 // errDoubt is a step whose outcome is not as it should be and does no harm.
@@ -174,6 +213,9 @@ func (on *probed) take(ctx context.Context, s step) Result {
 		r.Status, r.Hint = Warn, s.do
 	case err != nil:
 		r.Status, r.Detail, r.Hint = Fail, oneLine(err)+" (after "+took+")", s.do
+		if better, ok := errors.AsType[hinted](err); ok {
+			r.Hint = better.hint
+		}
 	}
 	return r
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/kube/absence"
 	"github.com/datalayer/node-mounts/operator"
 )
 
@@ -87,7 +88,11 @@ func runPod(ctx context.Context, on *probed) (string, error) {
 			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{on.node}}},
 		}}},
 	}}
-	if on.pod, err = on.API.CoreV1().Pods(on.Namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+	// Not ctx: of a creation that is given up the Pod may be made all the same, and
+	// nobody would know which to take away.
+	making, cancel := context.WithTimeout(context.WithoutCancel(ctx), on.Bound)
+	defer cancel()
+	if on.pod, err = on.API.CoreV1().Pods(on.Namespace).Create(making, pod, metav1.CreateOptions{}); err != nil {
 		on.pod = nil
 		return "", fmt.Errorf("make the Pod: %w", err)
 	}
@@ -103,10 +108,16 @@ func (on *probed) ready(ctx context.Context, restarts int32) error {
 		case apierrors.IsNotFound(err), err == nil && p.UID != on.pod.UID:
 			return false, errors.New("somebody has deleted the Pod")
 		case err != nil:
-			why = err.Error()
+			// What was seen of the Pod is more than that there was no time to look again.
+			if ctx.Err() == nil && !absence.Unsent(err) {
+				why = err.Error()
+			}
 			return false, nil
 		case p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded:
 			return false, fmt.Errorf("the Pod has ended: %s", or(p.Status.Message, or(p.Status.Reason, string(p.Status.Phase))))
+		}
+		if err := neverRuns(p); err != nil {
+			return false, err
 		}
 		why = waitingFor(p)
 		return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
@@ -117,6 +128,21 @@ func (on *probed) ready(ctx context.Context, restarts int32) error {
 		return fmt.Errorf("the Pod does not run: %s", why)
 	}
 	return err
+}
+
+// neverRuns says why waiting for the Pod is of no use, nil where it may be.
+func neverRuns(p *corev1.Pod) error {
+	for _, s := range p.Status.ContainerStatuses {
+		w := s.State.Waiting
+		switch {
+		case w == nil:
+		case PrivateMounts(w.Message):
+			return hinted{fmt.Errorf("the Pod does not run: %s", waitingFor(p)), ShareMounts}
+		case NeverPulled(w.Reason):
+			return fmt.Errorf("the Pod does not run: %s", waitingFor(p))
+		}
+	}
+	return nil
 }
 
 // waitingFor says why a Pod does not run yet.
@@ -300,12 +326,19 @@ func deletePod(ctx context.Context, on *probed) (string, error) {
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return "", fmt.Errorf("delete the Pod %s/%s: %w", on.pod.Namespace, on.pod.Name, err)
 	}
+	seen := "is still there"
 	err = wait.PollUntilContextCancel(ctx, probeInterval, true, func(ctx context.Context) (bool, error) {
 		p, err := pods.Get(ctx, on.pod.Name, metav1.GetOptions{})
+		switch {
+		case err == nil:
+			seen = "is still there"
+		case !apierrors.IsNotFound(err) && ctx.Err() == nil && !absence.Unsent(err):
+			seen = "cannot be looked for: " + err.Error()
+		}
 		return apierrors.IsNotFound(err) || err == nil && p.UID != on.pod.UID, nil
 	})
 	if err != nil {
-		return "", fmt.Errorf("the Pod %s/%s is still there", on.pod.Namespace, on.pod.Name)
+		return "", fmt.Errorf("the Pod %s/%s %s", on.pod.Namespace, on.pod.Name, seen)
 	}
 	return "", nil
 }

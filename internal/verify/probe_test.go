@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/verify"
@@ -23,6 +25,7 @@ type fault string
 const (
 	none            fault = ""
 	mute            fault = "the agent does not answer"
+	private         fault = "the node's mounts are private"
 	noImage         fault = "the image cannot be fetched"
 	refuses         fault = "the agent refuses the grant"
 	notWritable     fault = "the folder is not writable"
@@ -44,6 +47,8 @@ func TestOnARealAPIServer(t *testing.T) {
 		"a probe finds what a node cannot do":                   probeFindsWhatANodeCannotDo,
 		"a probe that is interrupted takes away what it made":   probeTakesAwayWhatItMade,
 		"a probe of an account that may make no Pods says so":   probeOfAStranger,
+		"a probe that runs out of time says what it saw last":   probeThatIsHeldBack,
+		"a Pod that can never run is not waited for":            probeOfAHopelessNode,
 		"what is gathered is what is there":                     gathersWhatIsThere,
 		"what may not be read is noted and costs the rest none": gathersWhatItMay,
 	} {
@@ -116,7 +121,18 @@ func probeTakesAwayWhatItMade(t *testing.T, api testAPI) {
 				n.fault = []fault{noImage, mute}[i]
 				n.later(cancel)
 			}
-			results := n.probe(30*time.Second).Run(ctx, []string{"worker"})
+			p := n.probe(30 * time.Second)
+			var told []string
+			p.Tell = func(r verify.Result) { told = append(told, r.Check) }
+			results := p.Run(ctx, []string{"worker"})
+			for j, r := range results[:len(results)-1] {
+				if want := map[bool]string{true: "interrupted"}[j == i]; r.Status == verify.Fail || j == i && r.Status == verify.Skip && r.Detail != want {
+					t.Errorf("%+v of a probe that was interrupted at step %d", r, i)
+				}
+			}
+			if len(told) < i+1 || told[len(told)-1] != verify.ProbeSteps()[7] {
+				t.Errorf("told of %q", told)
+			}
 			if last := results[len(results)-1]; last.Status != verify.OK {
 				t.Errorf("%+v", last)
 			}
@@ -136,6 +152,42 @@ func probeOfAStranger(t *testing.T, api testAPI) {
 	if r := results[len(results)-1]; r.Status != verify.Skip {
 		t.Errorf("nothing was made, and %+v", r)
 	}
+}
+
+// A client that may ask once a second is refused its next question where the time is
+// over before it may be asked.
+func probeThatIsHeldBack(t *testing.T, api testAPI) {
+	for f, says := range map[fault]string{noImage: "ImagePullBackOff: no such image", mute: "no answer"} {
+		t.Run(string(f), func(t *testing.T) {
+			t.Parallel()
+			n := newPlayedNode(t, api, f)
+			cfg := rest.CopyConfig(api.Admin)
+			cfg.QPS, cfg.Burst = 1, 1
+			p := n.probe(0)
+			p.API, p.Bound = kubernetes.NewForConfigOrDie(cfg), 4500*time.Millisecond
+			for _, r := range p.Run(t.Context(), []string{"worker"}) {
+				if strings.Contains(r.Detail, "rate limiter") {
+					t.Errorf("%+v", r)
+				}
+				if r.Status == verify.Fail && f == noImage && !strings.Contains(r.Detail, says) {
+					t.Errorf("no %q in %+v", says, r)
+				}
+			}
+		})
+	}
+}
+
+func probeOfAHopelessNode(t *testing.T, api testAPI) {
+	n := newPlayedNode(t, api, private)
+	began := time.Now()
+	r := n.probe(time.Minute).Run(t.Context(), []string{"worker"})[0]
+	if r.Status != verify.Fail || !strings.Contains(r.Detail, "not a shared or slave mount") || !strings.Contains(r.Hint, "make-rshared") {
+		t.Errorf("%+v", r)
+	}
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("it was waited for: %s", took)
+	}
+	n.left(true)
 }
 
 // The scripts are run by a real shell, on a folder that is none of a Pod.
@@ -184,6 +236,20 @@ func TestTheProbeSuitsWhatTheAgentsSay(t *testing.T) {
 	}
 	if p := verify.ProbeOf(f); p.Namespace != metav1.NamespaceDefault {
 		t.Errorf("agents that serve all: %q", p.Namespace)
+	}
+}
+
+func TestANodeThatCannotBeProbedIsToldBeforeAnythingIsMade(t *testing.T) {
+	f := healthy()
+	f.Answers.Value = f.Answers.Value[:1]
+	for node, says := range map[string]string{"one": "", "onee": `there is no node "onee"`, "two": "no agent is on node"} {
+		if err := verify.Fit(f, node); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", node, err)
+		}
+	}
+	f.Nodes.Err, f.Answers.Err = os.ErrPermission, os.ErrPermission
+	if err := verify.Fit(f, "onee"); err != nil {
+		t.Errorf("where nothing is known: %v", err)
 	}
 }
 

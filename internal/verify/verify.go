@@ -167,7 +167,7 @@ func nodeChecks() []Check {
 		},
 		{
 			Name:  "kubelet root found",
-			What:  "kubelet keeps its Pods elsewhere than the agent looks: no volume is found and every grant waits.",
+			What:  "kubelet keeps its Pods elsewhere than the agent looks: no volume is found, the agent is not ready and refuses every grant.",
 			Do:    "Set the chart's kubelet directory to what kubelet runs with (--root-dir).",
 			judge: kubeletRoot,
 		},

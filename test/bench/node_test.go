@@ -119,6 +119,7 @@ type local struct {
 	b      *testing.B
 	api    *agenttest.API
 	table  *mnt.Kernel
+	finder *procs.Finder
 	budget *deadline.Budget
 	agent  *agent.Agent
 	meter  *meter
@@ -139,7 +140,7 @@ type localPod struct {
 func newLocal(b *testing.B) *local {
 	b.Helper()
 	l := &local{
-		Node: newNode(b), b: b, api: agenttest.NewAPI(), table: &mnt.Kernel{}, budget: &deadline.Budget{},
+		Node: newNode(b), b: b, api: agenttest.NewAPI(), table: &mnt.Kernel{}, finder: procs.New("/proc"), budget: &deadline.Budget{},
 		meter: &meter{}, salt: fmt.Sprintf("bench-%08x", rand.Uint32()),
 	}
 	pol := agent.DefaultPolicy(nodeName)
@@ -150,7 +151,7 @@ func newLocal(b *testing.B) *local {
 		Policy: pol, Root: l.Root, Kubelet: l.Kubelet, BootID: "bench",
 		Journal:   meteredJournal{store, l.meter},
 		Table:     meteredTable{l.table, l.meter},
-		Processes: meteredProcesses{procs.New("/proc"), l.meter},
+		Processes: meteredProcesses{l.finder, l.meter},
 		API:       meteredAPI{l.api, l.meter},
 		Budget:    l.budget, Metrics: obs.NewRecorder("bench", "bench"), Clock: clock.RealClock{},
 		Log: slog.New(slog.NewJSONHandler(io.Discard, nil)),

@@ -12,13 +12,15 @@ const passesEach = 300
 
 // pass is one sort of pass of the agent over a Pod.
 type pass struct {
-	name    string
-	took    samples
-	spent   [parts]time.Duration // in all of them
-	allocs  uint64               // in all of them
-	bytes   uint64               // in all of them
-	lists   int64                // whole mount tables read, in all of them
-	patches int                  // answers written, in all of them
+	name   string
+	took   samples
+	spent  [parts]time.Duration // in all of them
+	allocs uint64               // in all of them
+	bytes  uint64               // in all of them
+	lists  int64                // whole mount tables read, in all of them
+	// containers are mount tables of containers that were read, in all of them.
+	containers int64
+	patches    int // answers written, in all of them
 }
 
 // passes are all sorts at one size of the node.
@@ -58,7 +60,7 @@ func (l *local) passes(others int) passes {
 
 func (l *local) measure(p *localPod, into *pass) {
 	l.b.Helper()
-	lists, answers := l.table.Lists(), l.api.Answers()
+	lists, tables, answers := l.table.Lists(), l.finder.Read(), l.api.Answers()
 	var before, after runtime.MemStats
 	l.meter.take()
 	runtime.ReadMemStats(&before)
@@ -74,7 +76,9 @@ func (l *local) measure(p *localPod, into *pass) {
 	}
 	into.allocs += after.Mallocs - before.Mallocs
 	into.bytes += after.TotalAlloc - before.TotalAlloc
-	into.lists += l.table.Lists() - lists
+	read := l.finder.Read()
+	into.lists += l.table.Lists() - lists + read.Node - tables.Node
+	into.containers += read.Processes - tables.Processes
 	into.patches += l.api.Answers() - answers
 }
 

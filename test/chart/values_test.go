@@ -77,6 +77,20 @@ func egress(t testing.TB, r rendered) string {
 	return fmt.Sprintf("%s:%s", to, last.Ports[0].Port)
 }
 
+// egresses are the ports of every rule.
+func egresses(t testing.TB, r rendered) string {
+	t.Helper()
+	var rules []string
+	for _, rule := range named[*networkingv1.NetworkPolicy](t, r.objects, fullname).Spec.Egress {
+		var ports []string
+		for _, p := range rule.Ports {
+			ports = append(ports, p.Port.String())
+		}
+		rules = append(rules, fmt.Sprint(ports))
+	}
+	return strings.Join(rules, " ")
+}
+
 func podAnnotation(t testing.TB, r rendered, key string) string {
 	t.Helper()
 	return agents(t, r).Spec.Template.Annotations[key]
@@ -126,6 +140,19 @@ func places() []place {
 		{"nfs", gateway("nfs: true"), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_NFS"), "false", "true"},
 		{"nfsServers", gateway("nfsServers: [nas.example.org, 10.0.0.0/8]"), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_NFS_SERVERS"), "", "nas.example.org,10.0.0.0/8"},
 		{"nfsTimeout", gateway("nfsTimeout: 1m"), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_NFS_TIMEOUT"), "30s", "1m"},
+		{"repositories", gateway("repositories: true"), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_REPOSITORIES"), "false", "true"},
+		{"repositories for the NetworkPolicy", gateway("repositories: true"), egresses, "[53 53] [443]", "[53 53] [443 22] [443]"},
+		{"git.ports", gateway("repositories: true, git: {ports: [3128]}"), egresses, "[53 53] [443]", "[53 53] [3128] [443]"},
+		{"cloneTimeoutSeconds", gateway("cloneTimeoutSeconds: 60"), ofEnv("DATALAYER_CLONE_TIMEOUT_SECONDS"), "300", "60"},
+		{"git.checkoutSize", gateway("git: {checkoutSize: 1Gi}"), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_CHECKOUT_SIZE"), "2Gi", "1Gi"},
+		{"git.checkoutsKept", gateway(`git: {checkoutsKept: "0"}`), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_CHECKOUTS_KEPT"), "10Gi", "0"},
+		{"git.memory", gateway("git: {memory: 1Gi}"), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_GIT_MEMORY"), "256Mi", "1Gi"},
+		{"git.user", gateway(`git: {user: "7:8"}`), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_GIT_USER"), "65534:65534", "7:8"},
+		{"git.caConfigMap", gateway("git: {caConfigMap: roots}"), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_GIT_CA_FILE"), "", "/etc/node-mounts/git-ca/ca.crt"},
+		{"git.proxy", gateway("git: {proxy: http://p:1}"), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_GIT_PROXY"), "", "http://p:1"},
+		{"git.allow", gateway(`git: {allow: ["10.0.0.7:443", "[fd00::7]:22"]}`), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_GIT_ALLOW"), "", "10.0.0.7:443,[fd00::7]:22"},
+		{"git.deny", gateway("git: {deny: [10.0.0.0/8]}"), ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_GIT_DENY"), "", "10.0.0.0/8"},
+		{"nodeCidrs for git", "networkPolicy: {nodeCidrs: [10.1.0.0/16]}", ofEnv("DATALAYER_NODE_MOUNT_GATEWAY_GIT_DENY"), "", "10.1.0.0/16"},
 		{"maxMountsPerPod", gateway("maxMountsPerPod: 7"), ofEnv("DATALAYER_MAX_MOUNTS_PER_POD"), "32", "7"},
 		{"maxMountsPerNode", gateway("maxMountsPerNode: 20000"), ofEnv("DATALAYER_MAX_MOUNTS_PER_NODE"), "512", "20000"},
 		{"annotationPrefix", gateway("annotationPrefix: example.org"), ofArg("--annotation-prefix"), "runtime-pools.datalayer.io", "example.org"},

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -13,6 +14,7 @@ func TestTheLifeOfAPodWithFolders(t *testing.T) {
 	w := newWorld(t, setup{node: withCommands})
 	must(t, os.MkdirAll(w.claim("datasets/mnist"), 0o755))
 	must(t, os.WriteFile(w.claim("datasets/mnist/tool"), []byte("#!/bin/sh\necho ran\n"), 0o755))
+	must(t, os.Chown(w.claim("datasets/mnist"), 2000, 3000))
 	for _, story := range []struct {
 		name string
 		tell func(*testing.T, *world)
@@ -42,6 +44,12 @@ func comesAndGoes(t *testing.T, w *world) {
 	if got := w.in(t, p, "stat", "-c", "%u:%g %a", "/mnt/datalayer/ada"); strings.TrimSpace(got) != "1000:100 775" {
 		t.Errorf("a new home folder is %s, want 1000:100 775", got)
 	}
+	if got := w.in(t, p, "stat", "-c", "%u:%g %a", "/mnt/datalayer/mnist"); strings.TrimSpace(got) != "2000:3000 755" {
+		t.Errorf("the data set is %s, and was 2000:3000 755 on the claim", got)
+	}
+	if got := w.in(t, p, "id", "-u"); strings.TrimSpace(got) != "1000" {
+		t.Errorf("user code runs as %s, want 1000", got)
+	}
 	w.insideOnce(t, p, "ada", "mnist")
 	mounts := w.in(t, p, "cat", "/proc/self/mountinfo")
 	for target, flags := range map[string]string{"ada": "rw,nosuid,nodev", "mnist": "ro,nosuid,nodev,noexec"} {
@@ -60,6 +68,11 @@ func comesAndGoes(t *testing.T, w *world) {
 	note, err := os.ReadFile(w.claim("home/users/ada/note"))
 	if err != nil || string(note) != "kept\n" {
 		t.Errorf("on the claim: %q, %v", note, err)
+	}
+	owner := &syscall.Stat_t{}
+	must(t, syscall.Stat(w.claim("home/users/ada/note"), owner))
+	if owner.Uid != 1000 || owner.Gid != 100 {
+		t.Errorf("on the claim the file is of %d:%d, want 1000:100", owner.Uid, owner.Gid)
 	}
 
 	w.mustGrant(t, p, home("ada"), dataset("mnist"))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,13 +19,23 @@ import (
 	"github.com/datalayer/node-mounts/test/node"
 )
 
+// stoodAtTheCrash counts the folders that the first life of crashesOnce saw before it
+// ended.
+func (w *world) stoodAtTheCrash(t *testing.T, p *corev1.Pod) int {
+	t.Helper()
+	n, err := strconv.Atoi(strings.TrimSpace(w.in(t, p, "cat", "/mnt/beside/stood")))
+	must(t, err)
+	return n
+}
+
 // crashesOnce is a program whose first life ends by a crash, soon after it can
 // write into a folder. The second one has to find there, in its first moment, what
 // the first one wrote. Which life it is, another volume tells.
 func crashesOnce(target string, after time.Duration) func(*operator.Runtime) {
 	mark := inPod + "/" + target + "/crashed"
 	script := "if [ -e /mnt/beside/lived ]; then [ -e " + mark + " ] && exec tenant wait; echo no folder >&2; exit 1; fi; " +
-		": >/mnt/beside/lived; until (: >" + mark + ") 2>/dev/null; do :; done; exec tenant crash-after " + after.String()
+		": >/mnt/beside/lived; until (: >" + mark + ") 2>/dev/null; do :; done; " +
+		"grep -c ' " + inPod + "/' /proc/self/mountinfo >/mnt/beside/stood; exec tenant crash-after " + after.String()
 	return func(r *operator.Runtime) {
 		withSecondVolume(r)
 		r.Command = []string{"sh", "-c", script}
@@ -61,6 +72,7 @@ func crashes(t *testing.T, w *world) {
 		w.remove(t, p)
 		w.leftNothing(t, p)
 	})
+	least := 30
 	for round := range 3 {
 		t.Run(fmt.Sprintf("in the middle of a grant, %d", round), func(t *testing.T) {
 			var mounts []grant.Mount
@@ -72,11 +84,17 @@ func crashes(t *testing.T, w *world) {
 			p := w.run(t, pooled(t, fmt.Sprintf("mid-grant-%d", round), crashesOnce(targets[0], time.Millisecond)))
 			w.mustGrant(t, p, mounts...)
 			p = w.crashed(t, p)
+			stood := w.stoodAtTheCrash(t, p)
+			t.Logf("%d of 30 folders stood at the crash", stood)
+			least = min(least, stood)
 			w.answered(t, p)
 			w.insideOnce(t, p, targets...)
 			w.remove(t, p)
 			w.leftNothing(t, p)
 		})
+	}
+	if least == 30 {
+		t.Error("no crash came in the middle of a grant: all 30 folders stood each time")
 	}
 }
 

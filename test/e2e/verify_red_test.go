@@ -39,6 +39,7 @@ func TestVerifyFindsEachFault(t *testing.T) {
 		{"the Operator's half is off", operatorsHalfOff},
 		{"the agent's half is off", agentsHalfOff},
 		{"the agent may read Secrets", agentReadsSecrets},
+		{"the agent is to read Secrets, and may not", agentMayNotReadSecrets},
 		{"a program keeps what was revoked", programKeepsMount},
 		{"a Pod's volume is on the disk", volumeOnDisk},
 		{"a Pod's volume does not propagate", volumeDoesNotPropagate},
@@ -186,6 +187,16 @@ func agentReadsSecrets(t *testing.T, w *world) {
 	w.allow(t, "too-much", release, system, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list"}})
 	w.wantRed(t, "Agent Secret access matches config", "", []string{system + "/" + release + " may get secrets in " + runtimes, "credentials off"})
 	w.disallow(t, "too-much")
+	w.wantGreen(t)
+}
+
+// agentMayNotReadSecrets takes the chart's own Role away.
+func agentMayNotReadSecrets(t *testing.T, w *world) {
+	w.install(t, "admission.pods.enabled=false", "nodeMountGateway.credentials=true")
+	w.wantGreen(t)
+	must(t, w.api.RbacV1().Roles(runtimes).Delete(within(t, time.Minute), release+"-credentials", metav1.DeleteOptions{}))
+	w.wantRed(t, "Agent Secret access matches config", "", []string{"credentials are on and " + system + "/" + release + " may not get secrets in " + runtimes, "credentials on"})
+	w.install(t, "admission.pods.enabled=false")
 	w.wantGreen(t)
 }
 

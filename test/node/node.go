@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/datalayer/node-mounts/internal/kube/absence"
 )
 
 // PauseImage is what containerd holds the namespaces of a Pod with.
@@ -321,7 +323,7 @@ func Until(ctx context.Context, what string, done func(context.Context) error) e
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() == nil || last == nil {
+		if last == nil || ctx.Err() == nil && !absence.Unsent(err) {
 			last = err
 		}
 		select {

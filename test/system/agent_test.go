@@ -19,6 +19,7 @@ type agentOptions struct {
 	arm        string   // armEnv
 	kubeconfig string   // the node's where ""
 	binds      []string // "from:to", made in its mount namespace first
+	watch      bool     // watchEnv
 	flags      []string // after the node's own, so that they win
 }
 
@@ -46,6 +47,9 @@ func (n *node) startAgent(o agentOptions) *agentProcess {
 	flags := append(agenttest.Flags(n.Node, n.name, n.namespace, o.kubeconfig), "--health-port", "0")
 	cmd := exec.Command("/proc/self/exe", append(flags, o.flags...)...)
 	cmd.Env = append(os.Environ(), roleEnv+"=1", traceEnv+"="+f.Name(), dieEnv+"="+o.die, armEnv+"="+o.arm, bootEnv+"="+n.boot, bindsEnv+"="+strings.Join(o.binds, ","))
+	if o.watch {
+		cmd.Env = append(cmd.Env, watchEnv+"=1")
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	a := &agentProcess{Process: agenttest.StartProcess(n.t, cmd, patience), t: n.t, trace: f.Name()}
 	n.agent = a

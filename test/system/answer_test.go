@@ -51,15 +51,21 @@ func answersAreTheAgents(t *testing.T, c *cluster) {
 	p.delete()
 }
 
+// tablesEach is how many mount tables of processes one change may cost.
+const tablesEach = 4
+
 // onePatchForEachChange counts what the agent costs the API server and the
 // kernel: one patch for a change, and no reading of the whole mount table.
 func onePatchForEachChange(t *testing.T, c *cluster) {
 	const changes = 20
 	n := c.node(t)
 	p := n.run("sandbox")
-	a := n.startAgent(agentOptions{})
+	a := n.startAgent(agentOptions{watch: true})
 	p.grant(home("home/users/ada", "ada"))
-	lists := a.calls()["List"]
+	before := a.calls()
+	if before[wholeTable] == 0 || before[processTable] == 0 {
+		t.Fatalf("opened until now: %v: what opens mount tables is not seen", before)
+	}
 	events, err := c.admin.CoreV1().Pods(n.namespace).Watch(t.Context(), metav1.ListOptions{})
 	must(t, err)
 	defer events.Stop()
@@ -80,8 +86,17 @@ func onePatchForEachChange(t *testing.T, c *cluster) {
 		t.Errorf("%d answers to %d changes", got, changes)
 	}
 	// The sweep reads the table too, twice a minute.
-	if got, most := a.calls()["List"]-lists, 1+int(time.Since(began)/(30*time.Second)); got > most {
-		t.Errorf("the mount table was read %d times, at most %d are the sweep's", got, most)
+	now := a.calls()
+	if got, most := now[wholeTable]-before[wholeTable], 1+int(time.Since(began)/(30*time.Second)); got > most {
+		t.Errorf("the node's mount table was opened %d times, at most %d are the sweep's", got, most)
+	}
+	// A change here is a grant that is proven and one that is revoked: the container's
+	// table for the first, that of each mount namespace of the Pod before and after
+	// the second.
+	if got, most := now[processTable]-before[processTable], tablesEach*changes; got > most {
+		t.Errorf("processes' mount tables were opened %d times by %d changes", got, changes)
+	} else {
+		t.Logf("processes' mount tables were opened %d times by %d changes", got, changes)
 	}
 	if got := modifications(events); got != 2*changes {
 		t.Errorf("the Pod was changed %d times by %d changes and their answers", got, changes)

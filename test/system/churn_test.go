@@ -27,6 +27,10 @@ import (
 const (
 	churn       = time.Minute
 	changeEvery = 200 * time.Millisecond
+	// lastAnswer is how long the answer to the last set may take, or lastAnswerTrips
+	// bare round trips where those are slow.
+	lastAnswer      = 2 * time.Second
+	lastAnswerTrips = 40
 )
 
 // everChangingSet writes a new set five times a second. Three mounts are in all of
@@ -61,6 +65,7 @@ func everChangingSet(t *testing.T, c *cluster) {
 	var set []grant.Mount
 	var last operator.Asked
 	var wrote time.Time
+	answers := 0 // that the agent had tried before the last change
 	began, changes := time.Now(), 0
 	for time.Since(began) < churn {
 		<-ticker.C
@@ -68,6 +73,7 @@ func everChangingSet(t *testing.T, c *cluster) {
 		comes := home("home/teams/red", fmt.Sprintf("comes%d", changes%3))
 		comes.AllowExec = changes%2 == 0
 		set = append([]grant.Mount{comes}, stay...)
+		answers = n.agent.calls()["Answer"]
 		wrote = time.Now()
 		last = p.ask(set...)
 		now := p.ids()
@@ -78,9 +84,20 @@ func everChangingSet(t *testing.T, c *cluster) {
 		}
 	}
 	p.mustBeReady(p.answered(last), set)
-	took := time.Since(wrote)
+	took, tried := time.Since(wrote), n.agent.calls()["Answer"]-answers
+	bare := p.slowestRoundTrip()
 	stop()
 	reading.Wait()
+	// In seconds where the machine has time, and else by what the API server takes for
+	// the same patch and its event without any agent.
+	if most := max(lastAnswer, lastAnswerTrips*bare); took > most {
+		t.Errorf("the last set was answered after %v, at most %v may pass (a bare round trip took %v)", took, most, bare)
+	}
+	// The pass that was under way when the last set was written may try its answer,
+	// and so may one that began with an old copy of the Pod.
+	if tried > 3 {
+		t.Errorf("the agent tried %d answers after the last change", tried)
+	}
 	p.mustHave(set)
 	now := p.ids()
 	maps.DeleteFunc(now, func(target string, _ int) bool { _, stayed := ids[target]; return !stayed })
@@ -89,6 +106,34 @@ func everChangingSet(t *testing.T, c *cluster) {
 	}
 	t.Logf("%d changes, %d reads, %d answers; the last set was answered after %v", changes, reads, n.agent.calls()["Answer"], took.Round(time.Millisecond))
 	p.delete()
+}
+
+// slowestRoundTrip is how long a patch of the Pod takes until a watch has its event,
+// at worst of ten.
+func (p *pod) slowestRoundTrip() time.Duration {
+	p.n.t.Helper()
+	pods := p.n.c.admin.CoreV1().Pods(p.n.namespace)
+	events, err := pods.Watch(p.n.t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + p.name})
+	must(p.n.t, err)
+	defer events.Stop()
+	end := time.After(patience)
+	slowest := time.Duration(0)
+	for i := range 10 {
+		value := fmt.Sprint(i)
+		began := time.Now()
+		p.annotate(map[string]*string{"example.org/round-trip": &value})
+		for seen := false; !seen; {
+			select {
+			case e := <-events.ResultChan():
+				now, ok := e.Object.(*corev1.Pod)
+				seen = ok && now.Annotations["example.org/round-trip"] == value
+			case <-end:
+				p.n.t.Fatal("a patch causes no event")
+			}
+		}
+		slowest = max(slowest, time.Since(began))
+	}
+	return slowest
 }
 
 // podMadeAgain: while a grant hangs in the storage, its Pod is deleted by force and

@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/simnode"
 )
 
 // The life of a Pod, during which agents are killed: three grants, one of them
@@ -30,19 +34,21 @@ func lifeOfAPod() [][]grant.Mount {
 const livesPerPoint = 3
 
 // killedAtEveryPoint lives that life once to count what the agent does, and then
-// twice for each of these things, killing the agent right before or right after
-// it: once another agent comes back at once, once only when the Pod has gone.
+// three times for each of these things, killing the agent right before or right
+// after it: once another agent comes back at once, once only when nothing is asked
+// for any more, once only when the Pod has gone.
 func killedAtEveryPoint(t *testing.T, c *cluster) {
 	calls := uneventfulLife(t, c)
 	var points, reached atomic.Int64
+	var kinds sync.Map // of points that were reached
 	t.Run("points", func(t *testing.T) {
-		for _, op := range []string{"NewTree", "Publish", "Bind", "Unmount", "Save", "Remove", "Answer"} {
+		for _, op := range steps() {
 			if calls[op] == 0 {
 				t.Errorf("the life of a Pod needs no %s", op)
 			}
 			for nth := range calls[op] {
 				for _, when := range []string{"before", "after"} {
-					for how, aftermath := range map[string]func(*life){"returns": (*life).agentReturns, "stays away": (*life).podGoesFirst} {
+					for how, aftermath := range aftermaths() {
 						point := fmt.Sprintf("%s:%s:%d", when, op, nth+1)
 						t.Run(point+" "+how, func(t *testing.T) {
 							t.Parallel()
@@ -50,6 +56,7 @@ func killedAtEveryPoint(t *testing.T, c *cluster) {
 							for range livesPerPoint {
 								if l := begin(t, c, point); l.liveUntilDeath() {
 									reached.Add(1)
+									kinds.Store(when+" "+op+", it "+how, true)
 									aftermath(l)
 									return
 								}
@@ -61,9 +68,35 @@ func killedAtEveryPoint(t *testing.T, c *cluster) {
 		}
 	})
 	t.Logf("killed at %d of %d points: %v", reached.Load(), points.Load(), calls)
+	for _, op := range steps() {
+		for _, when := range []string{"before", "after"} {
+			for how := range aftermaths() {
+				if kind := when + " " + op + ", it " + how; !kindReached(&kinds, kind) {
+					t.Errorf("no agent was killed %s", kind)
+				}
+			}
+		}
+	}
 	if reached.Load() < points.Load()*8/10 {
 		t.Errorf("only %d of %d points were reached", reached.Load(), points.Load())
 	}
+}
+
+// steps are what an agent does that the next one may find done, or not.
+func steps() []string {
+	return []string{"NewTree", "Publish", "Bind", "Unmount", "Save", "Remove", "Answer"}
+}
+
+// aftermaths are what happens after an agent was killed.
+func aftermaths() map[string]func(*life) {
+	return map[string]func(*life){
+		"returns": (*life).agentReturns, "is asked for nothing": (*life).nothingIsAsked, "stays away": (*life).podGoesFirst,
+	}
+}
+
+func kindReached(kinds *sync.Map, kind string) bool {
+	_, reached := kinds.Load(kind)
+	return reached
 }
 
 // life is one life of a Pod under an agent that is to be killed.
@@ -72,13 +105,15 @@ type life struct {
 	n     *node
 	p     *pod
 	a     *agentProcess
-	stage int // index in lifeOfAPod, or beyond: the Pod is being deleted
+	point string // where the agent is to be killed, "" nowhere
+	sets  [][]grant.Mount
+	stage int // index in sets, or beyond: the Pod is being deleted
 }
 
 func begin(t *testing.T, c *cluster, point string) *life {
 	t.Helper()
 	n := c.node(t)
-	l := &life{t: t, n: n, p: n.run("sandbox")}
+	l := &life{t: t, n: n, p: n.run("sandbox"), point: point, sets: lifeOfAPod()}
 	l.a = n.startAgent(agentOptions{die: point})
 	return l
 }
@@ -95,7 +130,7 @@ func uneventfulLife(t *testing.T, c *cluster) map[string]int {
 // liveUntilDeath goes on until the agent dies, and tells whether it did.
 func (l *life) liveUntilDeath() bool {
 	l.t.Helper()
-	for i, set := range lifeOfAPod() {
+	for i, set := range l.sets {
 		l.stage = i
 		if l.diedInStage(set) {
 			return true
@@ -105,7 +140,7 @@ func (l *life) liveUntilDeath() bool {
 	l.p.terminate(60)
 	must(l.t, l.p.ctr.Stop())
 	eventually(l.t, "the agent to die or the release to end", func() string {
-		if l.a.Alive() && l.p.known() {
+		if l.a.Alive() && (l.p.known() || l.doomed()) {
 			return "neither"
 		}
 		return ""
@@ -116,6 +151,16 @@ func (l *life) liveUntilDeath() bool {
 		return false
 	}
 	return l.mustBeKilled()
+}
+
+// doomed tells whether the agent has come to its point. After its last call nothing
+// else shows that it is about to be killed.
+func (l *life) doomed() bool {
+	l.t.Helper()
+	_, point, _ := strings.Cut(l.point, ":")
+	op, nth, _ := strings.Cut(point, ":")
+	n, err := strconv.Atoi(nth)
+	return err == nil && l.a.calls()[op] >= n
 }
 
 func (l *life) diedInStage(set []grant.Mount) bool {
@@ -152,7 +197,7 @@ func (l *life) mustBeKilled() bool {
 // and answers.
 func (l *life) agentReturns() {
 	l.t.Helper()
-	sets := lifeOfAPod()
+	sets := l.sets
 	if l.stage == len(sets) {
 		l.n.startAgent(agentOptions{})
 		l.p.tornDown()
@@ -184,6 +229,25 @@ func (l *life) agentReturns() {
 	}
 	l.n.mustHaveClaim()
 	l.p.grant()
+	l.p.delete()
+}
+
+// nothingIsAsked: the annotation is removed while no agent runs, and with it all
+// that says what was under way, but for the journal. The next agent leaves nothing.
+func (l *life) nothingIsAsked() {
+	l.t.Helper()
+	if l.stage == len(l.sets) {
+		l.agentReturns()
+		return
+	}
+	must(l.t, l.n.operator.Clear(l.t.Context(), l.p.named()))
+	l.n.startAgent(agentOptions{})
+	l.p.forgotten()
+	folders, err := l.p.ctr.ReadDir(simnode.DefaultMountPath)
+	must(l.t, err)
+	if len(folders) > 0 || len(l.p.ids()) > 0 || l.p.ready() != nil {
+		l.t.Errorf("left: folders %v, mounts %v, answer %+v", folders, l.p.ids(), l.p.ready())
+	}
 	l.p.delete()
 }
 

@@ -58,6 +58,7 @@ func TestSystem(t *testing.T) {
 		"nor does it need to write events":          withoutEvents,
 		"one that may not answer says so":           withoutPatch,
 		"killed at every point it loses nothing":    killedAtEveryPoint,
+		"nor between two system calls":              killedBetweenSystemCalls,
 		"nor does it forget who holds a mount":      killedWhileHeld,
 		"a hundred restarts double nothing":         manyRestarts,
 		"nor do they where host paths overlap":      overlappingRestarts,

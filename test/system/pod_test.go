@@ -237,6 +237,14 @@ func (p *pod) differs(mounts []grant.Mount) string {
 	if got := names(inside, simnode.DefaultMountPath); !slices.Equal(got, want) {
 		return fmt.Sprintf("the container has %v, want %v", got, want)
 	}
+	// An empty folder that no mount stands on is no more than a name, and yet one
+	// that was not asked for.
+	folders, err := p.ctr.ReadDir(simnode.DefaultMountPath)
+	must(p.n.t, err)
+	slices.Sort(folders)
+	if !slices.Equal(folders, want) {
+		return fmt.Sprintf("the container sees the folders %v, want %v", folders, want)
+	}
 	return ""
 }
 

@@ -27,6 +27,7 @@ const (
 	armEnv   = "NODE_MOUNTS_DIE_WHEN"   // a file: calls count for that once it exists, "" always
 	traceEnv = "NODE_MOUNTS_TRACE"      // a file that gets a line for each call
 	bootEnv  = "NODE_MOUNTS_BOOT_ID"    // "" for the node's
+	watchEnv = "NODE_MOUNTS_WATCH"      // its system calls are told of as well
 	bindsEnv = "NODE_MOUNTS_BINDS"      // "from:to,…", made in its namespace first
 )
 
@@ -36,6 +37,9 @@ func agentRole() int {
 	w, err := newTracer(os.Getenv(traceEnv), os.Getenv(dieEnv), os.Getenv(armEnv))
 	if err == nil {
 		err = bindAll(os.Getenv(bindsEnv))
+	}
+	if err == nil && os.Getenv(watchEnv) != "" {
+		err = watchCalls(w)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -49,7 +53,7 @@ func agentRole() int {
 		if err != nil {
 			return err
 		}
-		cfg.Journal, cfg.Table, cfg.API = tracedJournal{store, w}, tracedTable{cfg.Table, w}, tracedAPI{cfg.API, w}
+		cfg.Journal, cfg.Table, cfg.API = tracedJournal{store, w}, tracedTable{cfg.Table, w, newWritten(cfg, w)}, tracedAPI{cfg.API, w}
 		return nil
 	})
 }
@@ -151,25 +155,30 @@ func (j tracedJournal) Remove(uid string) error {
 
 type tracedTable struct {
 	mnt.Table
-	w *tracer
+	w       *tracer
+	written written
 }
 
 func (t tracedTable) NewTree(on *beneath.Dir) (rec mnt.Record, err error) {
+	t.written.tree(on)
 	err = t.w.around("NewTree", func() (err error) { rec, err = t.Table.NewTree(on); return err })
 	return rec, err
 }
 
 func (t tracedTable) Publish(tree, volume *beneath.Dir) (rec mnt.Record, err error) {
+	t.written.publication(tree)
 	err = t.w.around("Publish", func() (err error) { rec, err = t.Table.Publish(tree, volume); return err })
 	return rec, err
 }
 
 func (t tracedTable) Bind(source, target *beneath.Dir, flags mnt.Flags) (rec mnt.Record, err error) {
+	t.written.grant(target)
 	err = t.w.around("Bind", func() (err error) { rec, err = t.Table.Bind(source, target, flags); return err })
 	return rec, err
 }
 
 func (t tracedTable) Unmount(dir *beneath.Dir, name string, lazy bool) error {
+	t.written.unmount(dir, name)
 	return t.w.around("Unmount", func() error { return t.Table.Unmount(dir, name, lazy) })
 }
 

@@ -32,7 +32,6 @@ What the agent of this release does not serve. A line goes when the agent learns
 {{- $_ := set $unserved "relay" (or .Values.relay.host .Values.relay.cidr .Values.relay.namespace .Values.relay.podSelector) -}}
 {{- $_ := set $unserved "nodeMountGateway.localBridges" $gateway.localBridges -}}
 {{- $_ := set $unserved "nodeMountGateway.buckets" $gateway.buckets -}}
-{{- $_ := set $unserved "nodeMountGateway.repositories" $gateway.repositories -}}
 {{- range $name := keys $unserved | sortAlpha -}}
 {{- if get $unserved $name -}}
 {{- fail (printf "%s is not served by this release yet: leave it at its default" $name) -}}
@@ -59,6 +58,9 @@ kubelet; the agent refuses to start on them.
   (list "nodeMountGateway.root" $root "kubeletDir" $kubelet)
   (list "nodeMountGateway.sharedFilesystemMountPath" $shared "kubeletDir" $kubelet)
 -}}
+{{- if and .Values.nodeMountGateway.repositories (gt (len $root) 60) -}}
+{{- fail (printf "nodeMountGateway.root (%s) is longer than 60 characters: with repositories, sockets lie beneath it, whose names the kernel limits" $root) -}}
+{{- end -}}
 {{- range $pairs -}}
 {{- if or (hasPrefix (printf "%s/" (index . 1)) (printf "%s/" (index . 3))) (hasPrefix (printf "%s/" (index . 3)) (printf "%s/" (index . 1))) -}}
 {{- fail (printf "%s (%s) and %s (%s) lie in one another: give each a folder of its own" (index . 0) (index . 1) (index . 2) (index . 3)) -}}

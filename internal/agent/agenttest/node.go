@@ -47,9 +47,10 @@ type Node struct {
 	// replaced before Restart.
 	Processes agent.Processes
 	Mounter   mnt.Table
-	// NFS and Secrets are the agent's from the next Restart on.
-	NFS     delivery.NFS
-	Secrets agent.Secrets
+	// NFS, Secrets and Checkouts are the agent's from the next Restart on.
+	NFS       delivery.NFS
+	Secrets   agent.Secrets
+	Checkouts func(ctx context.Context) (delivery.Checkouts, error)
 	// Metrics and Budget are the running agent's.
 	Metrics *obs.Recorder
 	Budget  *deadline.Budget
@@ -107,7 +108,7 @@ func (n *Node) Restart() {
 	a, err := agent.New(ctx, agent.Config{
 		Claim:  agent.Claim{Path: n.Claim, Owner: beneath.Owner{UID: 1000, GID: 100}, Bound: n.Bound},
 		Policy: n.Policy, Root: n.Root, Kubelet: n.Kubelet, BootID: n.BootID,
-		Table: n.Mounter, Processes: n.Processes, API: n.API, Budget: n.Budget, NFS: n.NFS, Secrets: n.Secrets,
+		Table: n.Mounter, Processes: n.Processes, API: n.API, Budget: n.Budget, NFS: n.NFS, Secrets: n.Secrets, Checkouts: n.Checkouts,
 		Metrics: n.Metrics, Clock: n.Clock, Log: slog.New(slog.NewTextHandler(logWriter{n.T}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ package absence
 
 import (
 	"errors"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,4 +32,12 @@ func Said(err error, resource, name string) bool {
 // for. JSON of any kind, "{}" for one, is read as an object without a name.
 func Is(o metav1.Object, namespace, name string) bool {
 	return o.GetUID() != "" && o.GetNamespace() == namespace && o.GetName() == name
+}
+
+// Unsent tells whether err is of a request that was never sent: the client's own
+// limit would have let it go after the end of its context. It says nothing of the
+// server, and must not take the place of what the server said before. client-go has
+// no type for it, only these words.
+func Unsent(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "client rate limiter Wait returned an error")
 }

@@ -1,12 +1,14 @@
 package absence_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,5 +63,29 @@ func TestOnlyAnAPIServersStatusOnTheObjectItselfSaysThatItDoesNotExist(t *testin
 	}
 	if !absence.Said(apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "p"), "pods", "p") {
 		t.Error("an API server's error does not say it")
+	}
+}
+
+func TestARequestThatTheClientHeldBackUntilItWasTooLateWasNotSent(t *testing.T) {
+	asked := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked++
+		http.Error(w, "away", http.StatusServiceUnavailable)
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: 0.01, Burst: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := client.CoreV1().Pods("ns").Get(ctx, "p", metav1.GetOptions{}); err == nil || absence.Unsent(err) {
+		t.Errorf("the server was asked %d times: %v", asked, err)
+	}
+	if _, err := client.CoreV1().Pods("ns").Get(ctx, "p", metav1.GetOptions{}); asked != 1 || !absence.Unsent(fmt.Errorf("get: %w", err)) || ctx.Err() != nil {
+		t.Errorf("the server was asked %d times: %v", asked, err)
+	}
+	if absence.Unsent(nil) || absence.Unsent(context.DeadlineExceeded) {
+		t.Error("another error, or none, says it")
 	}
 }
