@@ -67,7 +67,7 @@ func TestWhatAnAgentSeesIsAddedToItsPodsAlone(t *testing.T) {
 		}
 	}
 	want := []string{
-		"not known of node-b, node-c: POD is broken",
+		"not known of node-b, node-c: agent-node-b is broken",
 		"not known of node-d: no agent runs on the node: none is found",
 	}
 	if fmt.Sprint(s.unknown) != fmt.Sprint(want) {
