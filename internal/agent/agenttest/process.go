@@ -2,6 +2,7 @@ package agenttest
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"runtime"
@@ -110,8 +111,8 @@ func (p *Process) signal(s unix.Signal) {
 	if !p.Alive() {
 		return
 	}
-	// It may have ended since, and been waited for.
-	if err := unix.Kill(p.PID, s); err != nil && p.Alive() {
+	// It may have ended since and been waited for: Done is closed a moment later.
+	if err := unix.Kill(p.PID, s); err != nil && !errors.Is(err, unix.ESRCH) {
 		p.t.Fatal(err)
 	}
 }
