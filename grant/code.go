@@ -83,7 +83,7 @@ func Codes() []CodeInfo {
 		},
 		{
 			CodeNotReady,
-			"The Pod's volume is not there yet, so nothing could be mounted.",
+			"The Pod's volume is not there yet, or the content of this mount is still being fetched.",
 			"Wait, because the agent goes on trying; if it lasts, look at the Pod's events.",
 		},
 		{

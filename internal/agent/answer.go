@@ -65,8 +65,12 @@ func (a *Agent) reply(ctx context.Context, s *podState, p plan.Pod, st grant.Sta
 		return err
 	}
 	a.tell(p, st)
-	for _, code := range st.Failed {
-		a.Metrics.Failed(code)
+	for target, code := range st.Failed {
+		// A target that is not ready is under way; a whole set that is not waits for kubelet
+		// longer than it should.
+		if code != grant.CodeNotReady || target == grant.WholeSet {
+			a.Metrics.Failed(code)
+		}
 	}
 	if st.State == grant.StateReady {
 		a.Metrics.Ready(a.Clock.Since(s.since))

@@ -290,6 +290,9 @@ func TestFoldersAreThereWhileAClonesServerStalls(t *testing.T) {
 	if st.State != grant.StateDegraded || len(st.Mounted) != 1 || !failedWith("code", "NOT_READY")(st) {
 		t.Errorf("the answer is %+v", st)
 	}
+	if got := n.Metric("failed_total"); got != 0 {
+		t.Errorf("%v failures are counted while a clone is under way", got)
+	}
 	held.let()
 	n.ready(p)
 	if _, err := p.Ctr.ReadFile(in + "code/README.md"); err != nil {
