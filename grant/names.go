@@ -28,6 +28,10 @@ const (
 	DefaultMountPath = "/mnt/datalayer"
 )
 
+// DefaultSandboxedRuntimes are the runtime classes whose containers do not share
+// the node's kernel and see none of its mounts, by prefix of their names.
+func DefaultSandboxedRuntimes() []string { return []string{"gvisor", "runsc", "kata"} }
+
 // Names are the keys that a deployment uses on its Pods.
 type Names struct {
 	Mounts string // annotation: the grant, written by the operator

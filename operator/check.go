@@ -18,10 +18,6 @@ const (
 	DefaultBlocker   = "block-cloud-metadata"
 )
 
-// DefaultSandboxedRuntimes are the runtime classes, by prefix of their names,
-// whose containers do not share the node's kernel.
-func DefaultSandboxedRuntimes() []string { return []string{"gvisor", "runsc", "kata"} }
-
 // volumeLimit is what the gateway volume may hold at most: its inodes are mount
 // points, and nothing else belongs there.
 const volumeLimit = "1Mi"
@@ -34,7 +30,7 @@ type Rules struct {
 	// Volume is the name of the gateway volume.
 	Volume string
 	// SandboxedRuntimes are prefixes of runtime class names to refuse; nil means
-	// DefaultSandboxedRuntimes.
+	// grant.DefaultSandboxedRuntimes.
 	SandboxedRuntimes []string
 	// Trusted are the names of containers that run no user code and may hold a
 	// token; nil means DefaultCompanion. Every other container runs user code.
@@ -52,7 +48,7 @@ func (r Rules) withDefaults() Rules {
 		r.Volume = grant.DefaultVolumeName
 	}
 	if r.SandboxedRuntimes == nil {
-		r.SandboxedRuntimes = DefaultSandboxedRuntimes()
+		r.SandboxedRuntimes = grant.DefaultSandboxedRuntimes()
 	}
 	if r.Trusted == nil {
 		r.Trusted = []string{DefaultCompanion}

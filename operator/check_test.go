@@ -605,7 +605,7 @@ func TestTheDefaultsAreThoseOfTheAgent(t *testing.T) {
 		"volume-name":        grant.DefaultVolumeName,
 		"mount-path":         grant.DefaultMountPath,
 		"owner":              fmt.Sprintf("%d:%d", operator.DefaultUser, operator.DefaultGroup),
-		"sandboxed-runtimes": strings.Join(operator.DefaultSandboxedRuntimes(), ","),
+		"sandboxed-runtimes": strings.Join(grant.DefaultSandboxedRuntimes(), ","),
 	} {
 		if defaults[flag] != want {
 			t.Errorf("the agent's --%s is %q by default, a Pod has %q", flag, defaults[flag], want)

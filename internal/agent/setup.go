@@ -20,16 +20,12 @@ const (
 	DefaultBound = 5 * time.Second
 )
 
-// DefaultSandboxedRuntimes are the runtime classes whose containers do not share
-// the node's kernel, by prefix of their names.
-func DefaultSandboxedRuntimes() []string { return []string{"gvisor", "runsc", "kata"} }
-
 // DefaultPolicy is the policy of a node that nobody has configured. It serves
 // what is bound from the shared claim.
 func DefaultPolicy(node string) plan.Policy {
 	pol := plan.Policy{
 		Node: node, MaxPerPod: DefaultMaxPerPod, MaxPerNode: DefaultMaxPerNode,
-		VolumeName: DefaultVolumeName, SandboxedRuntimes: DefaultSandboxedRuntimes(),
+		VolumeName: DefaultVolumeName, SandboxedRuntimes: grant.DefaultSandboxedRuntimes(),
 		Serves: make(map[grant.Kind]bool),
 	}
 	for _, k := range grant.Kinds() {

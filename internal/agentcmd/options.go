@@ -162,7 +162,7 @@ func podOptions() []Option {
 			set:  func(s *settings, v string) error { return owner(&s.owner, v) },
 		},
 		{
-			Flag: "sandboxed-runtimes", Default: strings.Join(agent.DefaultSandboxedRuntimes(), ","), Type: "list", EmptyCounts: true,
+			Flag: "sandboxed-runtimes", Default: strings.Join(grant.DefaultSandboxedRuntimes(), ","), Type: "list", EmptyCounts: true,
 			Help: "runtime classes, by prefix, whose containers do not see the node's mounts",
 			set: func(s *settings, v string) error {
 				s.sandboxed = list(v)

@@ -13,12 +13,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/mnt"
 )
 
 // DefaultMountPath is where a container has the Pod's volume unless told
 // otherwise.
-const DefaultMountPath = "/mnt/datalayer"
+const DefaultMountPath = grant.DefaultMountPath
 
 // ContainerOptions say how a container is started.
 type ContainerOptions struct {

@@ -8,10 +8,12 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/grant"
 )
 
 // VolumeName is the name of the Pod volume that the agent mounts into.
-const VolumeName = "node-mount-gateway"
+const VolumeName = grant.DefaultVolumeName
 
 // Operations of the host process.
 const (

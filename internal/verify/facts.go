@@ -299,7 +299,7 @@ func (f *Facts) settle() {
 		s.Companions = []string{operator.DefaultCompanion}
 	}
 	if s.SandboxedRuntimes == nil {
-		s.SandboxedRuntimes = operator.DefaultSandboxedRuntimes()
+		s.SandboxedRuntimes = grant.DefaultSandboxedRuntimes()
 		if list := said("sandboxed-runtimes"); list != "" {
 			s.SandboxedRuntimes = strings.Split(list, ",")
 		}
