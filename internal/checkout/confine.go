@@ -108,7 +108,11 @@ func confine() error {
 		return fmt.Errorf("ask for the parent's end: %w", err)
 	}
 	poll := []unix.PollFd{{Fd: specFD}}
-	if _, err := unix.Poll(poll, 0); err != nil || poll[0].Revents != 0 {
+	_, err := unix.Poll(poll, 0)
+	for errors.Is(err, unix.EINTR) { // Go's own signals
+		_, err = unix.Poll(poll, 0)
+	}
+	if err != nil || poll[0].Revents != 0 {
 		return errors.New("the agent has gone")
 	}
 	unix.CloseOnExec(specFD)

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -117,7 +118,8 @@ func ask(ctx context.Context, agents Agents, a Agent, bound time.Duration) Answe
 	case <-ctx.Done():
 		out = Answer{Agent: a, Err: ctx.Err()}
 	}
-	if out.Err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) { // whatever it broke with
+	// Whatever it broke with. The connection's own deadline may come a moment earlier.
+	if out.Err != nil && (errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(out.Err, os.ErrDeadlineExceeded)) {
 		out.Err = fmt.Errorf("%w within %s", ErrSilent, bound)
 	}
 	return out
