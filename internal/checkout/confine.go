@@ -74,6 +74,7 @@ func confine() error {
 	// process is what this thread is then.
 	runtime.LockOSThread()
 	pipe := os.NewFile(specFD, "spec")
+	defer runtime.KeepAlive(pipe) // a file that is collected closes its descriptor
 	var s spec
 	if err := json.NewDecoder(pipe).Decode(&s); err != nil {
 		return fmt.Errorf("read the spec: %w", err)
@@ -112,7 +113,10 @@ func confine() error {
 	for errors.Is(err, unix.EINTR) { // Go's own signals
 		_, err = unix.Poll(poll, 0)
 	}
-	if err != nil || poll[0].Revents != 0 {
+	if err != nil {
+		return fmt.Errorf("look after the agent: %w", err)
+	}
+	if poll[0].Revents != 0 {
 		return errors.New("the agent has gone")
 	}
 	unix.CloseOnExec(specFD)

@@ -23,3 +23,6 @@ func RunForTest(t *testing.T, c Config, args ...string) string {
 	}
 	return words
 }
+
+// ConfinedName is the first argument of the process that becomes git.
+const ConfinedName = confinedName
