@@ -10,7 +10,8 @@ ARG GO_VERSION=1.26
 FROM --platform=$BUILDPLATFORM golang:${GO_VERSION}-bookworm AS build
 WORKDIR /src
 COPY go.mod go.sum ./
-RUN go mod download
+COPY runners/s3/go.mod runners/s3/go.sum runners/s3/
+RUN go mod download && go -C runners/s3 mod download
 COPY . .
 ARG TARGETARCH
 RUN --mount=type=cache,target=/root/.cache/go-build \

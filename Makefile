@@ -9,6 +9,14 @@ GO      ?= go
 CACHE   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/node-mounts
 BINS    := $(notdir $(wildcard cmd/*))
 
+# Programs of modules of their own: their dependencies are many, and the agent, whose
+# code is as root, has none of them.
+RUNNERS := $(notdir $(patsubst %/,%,$(dir $(wildcard runners/*/go.mod))))
+PROGRAMS := $(BINS) $(RUNNERS:%=node-mounts-%)
+
+# Every module but the first, whose tests and code are looked at as its are.
+MODULES := tools runners/s3 test/s3server
+
 # The tools are built once per set of versions and Go release, outside the tree:
 # compiling the linter takes minutes, and a clean checkout should not pay twice.
 TOOLS_ID := $(shell { cat tools/go.sum; $(GO) env GOVERSION; } | sha256sum | cut -c1-12)
@@ -41,15 +49,20 @@ FUZZTIME ?= 10s
 help: ## list what there is
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z0-9-]*:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# A runner is compiled with the flags that the tests use too: twice is once too often.
+runner = $(GO) build -C runners/$(2) -trimpath -ldflags '-s -w' -o $(CURDIR)/$(1)/node-mounts-$(2) .
+
 .PHONY: build
-build: ## compile the commands into bin/
+build: ## compile the commands and the runners into bin/
 	@mkdir -p bin
 	$(GO) build -o bin/ $(addprefix ./cmd/,$(BINS))
+	@for r in $(RUNNERS); do $(call runner,bin,$$r) || exit; done
 
 .PHONY: binaries
-binaries: ## compile the commands as the image has them, into bin/linux-ARCH/ (ARCH=arm64)
-	@mkdir -p bin/linux-$(ARCH) && find bin/linux-$(ARCH) -type f $(BINS:%=! -name %) -delete
+binaries: ## compile the programs as the image has them, into bin/linux-ARCH/ (ARCH=arm64)
+	@mkdir -p bin/linux-$(ARCH) && find bin/linux-$(ARCH) -type f $(PROGRAMS:%=! -name %) -delete
 	GOOS=linux GOARCH=$(ARCH) $(GO) build -ldflags '-s -w' -o bin/linux-$(ARCH)/ $(addprefix ./cmd/,$(BINS))
+	@for r in $(RUNNERS); do GOOS=linux GOARCH=$(ARCH) $(call runner,bin/linux-$(ARCH),$$r) || exit; done
 
 .PHONY: image
 image: binaries ## build the container image without Docker: bin/image-ARCH.tar (root)
@@ -99,18 +112,17 @@ check-format: $(TOOLS)/gofumpt
 .PHONY: check-vet
 check-vet:
 	$(GO) vet ./...
-	cd tools && $(GO) vet ./...
+	@for m in $(MODULES); do (set -x; $(GO) -C $$m vet ./...) || exit; done
 
 .PHONY: check-lint
 check-lint: $(TOOLS)/golangci-lint
 	$(TOOLS)/golangci-lint run ./...
-	cd tools && $(TOOLS)/golangci-lint run ./...
+	@for m in $(MODULES); do (set -x; cd $$m && $(TOOLS)/golangci-lint run ./...) || exit; done
 
 .PHONY: check-modules
 check-modules:
 	$(GO) mod tidy -diff
-	cd tools && $(GO) mod tidy -diff
-	cd test/kubernetes && $(GO) mod tidy -diff
+	@for m in $(MODULES) test/kubernetes; do (set -x; $(GO) -C $$m mod tidy -diff) || exit; done
 
 .PHONY: check-docs
 check-docs:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -22,6 +23,45 @@ import (
 // The program itself: it becomes git, confined, and it answers git's questions.
 func TestTheAgentFetchesAPrivateRepository(t *testing.T) {
 	const canary = "canary-90ab12"
+	root := t.TempDir()
+	server := &gitserver.HTTPS{Username: "x-access-token", Password: canary}
+	repo := gitserver.NewRepository(t, root, "team/private.git")
+	commit := repo.Files("main", map[string]string{"README.md": "read me\n"})
+	server.Start(t, root)
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	put(t, ca, string(server.CA()))
+	fetches(t, grant.Mount{
+		Kind: grant.KindGit, Source: server.URL(repo.Name), Revision: commit, Target: "code", Mode: grant.ReadWrite, AllowExec: true, Secret: "login",
+	}, map[string][]byte{"token": []byte(canary)}, []string{canary}, "--git-ca-file", ca, "--git-allow", server.Address().String())
+}
+
+// It signs for ssh, and the Secret says which server to believe.
+func TestTheAgentFetchesARepositoryOverSSH(t *testing.T) {
+	const canary = "canary-34cd56"
+	// The server's user walks there.
+	root, err := os.MkdirTemp("", "repositories")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	if err := os.Chmod(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	repo := gitserver.NewRepository(t, root, "team/private.git")
+	commit := repo.Files("main", map[string]string{"README.md": "read me\n"})
+	server := gitserver.StartSSH(t, root)
+	key := string(server.Key())
+	lines := strings.Split(strings.TrimSpace(key), "\n")
+	fetches(t, grant.Mount{
+		Kind: grant.KindGit, Source: server.URL(repo), Revision: commit, Target: "code", Mode: grant.ReadWrite, AllowExec: true, Secret: "login",
+	}, map[string][]byte{"ssh-privatekey": []byte(key), "known_hosts": server.KnownHosts(), "password": []byte(canary)},
+		append(lines[3:len(lines)-1], canary), "--git-allow", server.Address().String())
+}
+
+// fetches has the agent serve one private repository, with a Secret of these values, to
+// a Pod. None of the canaries is shown.
+func fetches(t *testing.T, m grant.Mount, values map[string][]byte, canaries []string, flags ...string) {
+	t.Helper()
 	node, err := simnode.New(simnode.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -31,14 +71,6 @@ func TestTheAgentFetchesAPrivateRepository(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	root := t.TempDir()
-	server := &gitserver.HTTPS{Username: "x-access-token", Password: canary}
-	repo := gitserver.NewRepository(t, root, "team/private.git")
-	commit := repo.Files("main", map[string]string{"README.md": "read me\n"})
-	server.Start(t, root)
-	ca := filepath.Join(t.TempDir(), "ca.pem")
-	put(t, ca, string(server.CA()))
-
 	pod := node.NewPod(podUID)
 	if err := pod.SetUpVolume(false); err != nil {
 		t.Fatal(err)
@@ -53,7 +85,7 @@ func TestTheAgentFetchesAPrivateRepository(t *testing.T) {
 	}
 	handler := kubetest.Handler(client)
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/api/v1/namespaces/runtimes/secrets/token" {
+		if r.URL.Path != "/api/v1/namespaces/runtimes/secrets/"+m.Secret {
 			handler.ServeHTTP(w, r)
 			return
 		}
@@ -61,10 +93,10 @@ func TestTheAgentFetchesAPrivateRepository(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(corev1.Secret{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 			ObjectMeta: metav1.ObjectMeta{
-				Name: "token", Namespace: "runtimes",
+				Name: m.Secret, Namespace: "runtimes",
 				OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "sandbox", UID: podUID}},
 			},
-			Data: map[string][]byte{"token": []byte(canary)},
+			Data: values,
 		})
 	}))
 	defer func() {
@@ -72,19 +104,18 @@ func TestTheAgentFetchesAPrivateRepository(t *testing.T) {
 		api.Close()
 	}()
 
-	a := start(t, node, kubeconfig(t, api.URL), "--repositories", "true", "--credentials", "true",
-		"--git-ca-file", ca, "--git-allow", server.Address().String())
-	set, err := grant.Encode([]grant.Mount{{
-		Kind: grant.KindGit, Source: server.URL(repo.Name), Revision: commit, Target: "code", Mode: grant.ReadWrite, AllowExec: true, Secret: "token",
-	}})
+	a := start(t, node, kubeconfig(t, api.URL), append([]string{"--repositories", "true", "--credentials", "true"}, flags...)...)
+	set, err := grant.Encode([]grant.Mount{m})
 	if err != nil {
 		t.Fatal(err)
 	}
+	var answer string
 	annotate(t, client, &set, func(ready *string) bool {
 		if ready == nil {
 			return false
 		}
-		st, err := grant.DecodeStatus(*ready)
+		answer = *ready
+		st, err := grant.DecodeStatus(answer)
 		if err == nil && st.State != grant.StateReady {
 			t.Fatalf("the answer is %s", *ready)
 		}
@@ -99,8 +130,14 @@ func TestTheAgentFetchesAPrivateRepository(t *testing.T) {
 	}
 	_, view := a.get("/gateway")
 	_, metrics := a.get("/metrics")
-	if text := view + metrics + a.Log(); strings.Contains(text, canary) || !strings.Contains(view, server.URL(repo.Name)) || !strings.Contains(view, `"git"`) {
-		t.Errorf("the credential is shown, or the repository is not:\n%s", view)
+	text := view + metrics + answer + a.Log()
+	for _, canary := range canaries {
+		if strings.Contains(text, canary) {
+			t.Errorf("the credential is shown:\n%s", text)
+		}
+	}
+	if !strings.Contains(view, m.Source) || !strings.Contains(view, `"git"`) {
+		t.Errorf("the repository is not shown:\n%s", view)
 	}
 	annotate(t, client, nil, func(ready *string) bool { return ready == nil })
 	if status := a.Stop(); status != 0 {

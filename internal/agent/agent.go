@@ -116,6 +116,10 @@ type Config struct {
 	// Checkouts opens the store of git's checkouts, once the agent has its folder for
 	// itself; nil where the policy serves none.
 	Checkouts func(ctx context.Context) (delivery.Checkouts, error)
+	// Keeper runs filesystems that are processes, and Runners say how, by kind; nil
+	// where the policy serves none.
+	Keeper  delivery.Keeper
+	Runners map[grant.Kind]delivery.Runner
 	// Events are told to nobody where it is nil.
 	Events  Events
 	Budget  *deadline.Budget
@@ -135,6 +139,8 @@ type Agent struct {
 	// contents are those that git makes, one of the deliveries.
 	contents *delivery.Materialize
 	opening  sync.Mutex // of its store
+	// userspace are the filesystems that are processes, another one.
+	userspace *delivery.Process
 
 	mu    sync.Mutex
 	known map[string]*podState
@@ -195,6 +201,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		}
 	}
 	a.contents = a.materialize(cfg.Claim)
+	a.userspace = a.userspaceOf(cfg.Claim)
 	a.by = a.deliveries(cfg.Claim)
 	if err = os.MkdirAll(a.podsDir(), 0o755); err == nil {
 		a.pods, err = beneath.OpenRoot(a.podsDir())

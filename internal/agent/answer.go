@@ -9,6 +9,7 @@ import (
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/plan"
+	"github.com/datalayer/node-mounts/internal/secret"
 )
 
 // outcome gathers what a pass found, by target or "*".
@@ -105,6 +106,10 @@ type failure struct {
 	message  string
 	count    int
 	retryAt  time.Time
+	// tried is the Secret that was refused, and lookAt when it is read again to see
+	// whether it is still that one; zero where a Secret was not the reason.
+	tried  secret.Data
+	lookAt time.Time
 }
 
 // Backoff of one failing grant. Events do not shorten it: each answer that is

@@ -25,7 +25,8 @@ const contentPatience = 5 * time.Second
 type underway struct {
 	identity plan.Identity
 	since    time.Time
-	told     bool // an event says so
+	told     bool    // an event says so
+	failed   failure // the last try before this one, where there was one
 }
 
 func (a *Agent) materialize(claim Claim) *delivery.Materialize {
@@ -46,11 +47,15 @@ func (a *Agent) setAside(s *podState, r *delivered) bool {
 		if was {
 			r.took = a.Clock.Since(before.since)
 			delete(s.underway, target)
+			if before.failed.count > 0 {
+				// The pauses go on growing: a try that takes long is no first one.
+				s.failures[target] = before.failed
+			}
 		}
 		return false
 	}
 	if !was || before.identity != r.mount.Identity() {
-		s.underway[target] = underway{identity: r.mount.Identity(), since: a.Clock.Now()}
+		s.underway[target] = underway{identity: r.mount.Identity(), since: a.Clock.Now(), failed: s.failures[target]}
 	}
 	delete(s.failures, target)
 	s.j.Drop(target)

@@ -20,10 +20,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
 	"github.com/datalayer/node-mounts/internal/checkout"
 	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/nodeview"
+	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/secret"
 	"github.com/datalayer/node-mounts/test/gitserver"
 )
@@ -75,32 +77,9 @@ func (n *gitNode) repository(target string) grant.Mount {
 	}
 }
 
-// answered makes passes, as the API asks for them, until the Pod has an answer that
-// does.
 func (n *gitNode) answered(p *agenttest.Pod, does func(st *grant.Status) bool) *grant.Status {
 	n.T.Helper()
-	late := time.After(time.Minute)
-	for {
-		enqueued := n.API.Enqueued()
-		after := p.Pass()
-		if st := p.Status(); st != nil && does(st) {
-			return st
-		}
-		if n.API.Queued(p.UID) {
-			continue
-		}
-		if after == 0 {
-			after = time.Minute
-		}
-		timer := time.NewTimer(after)
-		select {
-		case <-enqueued:
-		case <-timer.C:
-		case <-late:
-			n.T.Fatalf("the answer is %+v", p.Status())
-		}
-		timer.Stop()
-	}
+	return p.Answered(does)
 }
 
 func (n *gitNode) ready(p *agenttest.Pod) *grant.Status {
@@ -369,14 +348,34 @@ func (s *gitSecrets) Current(_ context.Context, ref secret.Ref, _ ...string) (se
 	return secret.NewData(data), nil
 }
 
+// toldEvents are the events of a node, as text.
+type toldEvents struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (e *toldEvents) Event(_ plan.Pod, _ bool, reason, message string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, _ = fmt.Fprintln(&e.text, reason, message)
+}
+
+func (e *toldEvents) String() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.text.String()
+}
+
 func TestAPrivateRepositoryNeedsACredentialAndItIsShownNowhere(t *testing.T) {
 	t.Parallel()
-	const canary, wrong = "canary-7f3a91", "canary-wrong-02"
+	const canary, wrong, wrongUser = "canary-7f3a91", "canary-wrong-02", "canary-user-03"
 	heard := &listener{TB: t}
 	n := newGitNode(heard, &gitserver.HTTPS{Username: "x-access-token", Password: canary})
 	n.Secrets = &gitSecrets{has: map[string]map[string]string{
-		"good": {"token": canary}, "bad": {"password": wrong}, "empty": {"other": "x"},
+		"good": {"token": canary, "username": "x-access-token"}, "bad": {"password": wrong, "username": wrongUser}, "empty": {"other": "x"},
 	}}
+	events := &toldEvents{}
+	n.Events = events
 	n.Policy.Credentials = true
 	n.Restart()
 	p := n.RunningPod("pod")
@@ -396,6 +395,15 @@ func TestAPrivateRepositoryNeedsACredentialAndItIsShownNowhere(t *testing.T) {
 	q := n.RunningPod("other")
 	q.Grant(n.repository("code"))
 	n.answered(q, failedWith("code", "SECRET_REFUSED"))
+	q.Annotate(nil)
+	q.Pass()
+	// Neither does one with a Secret that the server does not accept.
+	q.Grant(withSecret(n.repository("code"), "bad"))
+	st := n.answered(q, func(st *grant.Status) bool { return !failedWith("code", "NOT_READY")(st) })
+	if !failedWith("code", "SECRET_REFUSED")(st) || len(st.Mounted) != 0 {
+		t.Errorf("a wrong Secret is answered %+v", st)
+	}
+	absent(t, filepath.Join(treeOf(n.Node, q), "code"))
 
 	views, err := json.Marshal(n.Agent.Views())
 	must(t, err)
@@ -404,7 +412,7 @@ func TestAPrivateRepositoryNeedsACredentialAndItIsShownNowhere(t *testing.T) {
 	heard.mu.Lock()
 	log := heard.log.String()
 	heard.mu.Unlock()
-	texts = append(texts, string(views), fmt.Sprint(families), log)
+	texts = append(texts, string(views), fmt.Sprint(families), log, events.String())
 	must(t, filepath.WalkDir(n.Root, func(at string, d fs.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() {
 			b, rerr := os.ReadFile(at)
@@ -414,8 +422,13 @@ func TestAPrivateRepositoryNeedsACredentialAndItIsShownNowhere(t *testing.T) {
 		return err
 	}))
 	for _, text := range texts {
-		if strings.Contains(text, canary) || strings.Contains(text, wrong) {
+		if strings.Contains(text, canary) || strings.Contains(text, wrong) || strings.Contains(text, wrongUser) {
 			t.Errorf("a credential is in %.300q", text)
+		}
+	}
+	for _, reason := range []string{agent.ReasonFetching, agent.ReasonReady, agent.ReasonFailed} {
+		if !strings.Contains(events.String(), reason+" ") {
+			t.Errorf("no event %s: this test looks in the wrong places", reason)
 		}
 	}
 	if !strings.Contains(log, "SECRET_REFUSED") || len(texts) < 12 {

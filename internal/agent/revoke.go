@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/journal"
@@ -59,9 +60,11 @@ func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *b
 	if err := a.save(s); err != nil {
 		return err
 	}
+	of := s.deliveries()
 	errs := a.undoAll(ctx, s, p, tree, targets, taken)
 	taken = slices.DeleteFunc(taken, func(h journal.Held) bool { return s.j.Find(h.Target) != nil })
 	s.j.Held = before
+	taken = a.severed(s, taken, of)
 	for i, f := range a.holders(ctx, lookAt(s, p), taken) {
 		taken[i].Busy = taken[i].Busy && !f.who
 		if taken[i].Why = f.why; f.why == "" {
@@ -75,6 +78,32 @@ func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *b
 		a.Log.Error("mount is held", "pod", s.j.Ref(), "target", taken[i].Target, "why", f.why)
 	}
 	return errors.Join(append(errs, a.save(s))...)
+}
+
+// severer is a delivery whose undone mounts are of no use to whoever still has them.
+type severer interface{ Severs() }
+
+// severed counts the mounts that were severed as revoked, and returns the others.
+// Nobody is looked for who has them: no call into one is answered.
+func (a *Agent) severed(s *podState, taken []journal.Held, of map[string]grant.Delivery) []journal.Held {
+	return slices.DeleteFunc(taken, func(h journal.Held) bool {
+		if _, ok := a.by[of[h.Target]].(severer); !ok {
+			return false
+		}
+		a.Metrics.Revoked()
+		a.Log.Info("revoked", "pod", s.j.Ref(), "target", h.Target)
+		return true
+	})
+}
+
+// deliveries are those of the Pod's mounts, by target.
+func (s *podState) deliveries() map[string]grant.Delivery {
+	out := make(map[string]grant.Delivery, len(s.j.Mounts))
+	for _, e := range s.j.Mounts {
+		info, _ := e.Identity.Kind.Info()
+		out[e.Target] = info.Delivery
+	}
+	return out
 }
 
 // records are what the mounts are known by: what the journal has, under the name

@@ -2,8 +2,13 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"time"
 
+	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/delivery"
+	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/secret"
@@ -16,24 +21,69 @@ type Secrets interface {
 
 // credentialed is a delivery that has a use for the Secret of a grant.
 type credentialed interface {
-	DeliverWith(ctx context.Context, tree *beneath.Dir, m plan.Mount, data secret.Data) (mnt.Record, error)
+	DeliverWith(ctx context.Context, tree *beneath.Dir, m plan.Mount, c delivery.Credential) (mnt.Record, error)
 }
 
 // deliver makes one mount. The Secret that its grant names is looked at before
 // anything is made, whether or not the kind has a use for it: a name that may not
 // be used must never seem to work.
-func (a *Agent) deliver(ctx context.Context, s *podState, tree *beneath.Dir, m plan.Mount) (mnt.Record, error) {
-	d := a.by[m.Delivery()]
-	name := m.Identity().Secret
-	if name == "" {
-		return d.Deliver(ctx, tree, m)
-	}
-	data, err := a.Secrets.Current(ctx, secret.Ref{Namespace: s.j.Namespace, PodUID: s.j.UID, Name: name})
+func (a *Agent) deliver(ctx context.Context, s *podState, tree *beneath.Dir, m plan.Mount) (rec mnt.Record, with secret.Data, err error) {
+	c, err := a.credentialOf(ctx, s, m)
 	if err != nil {
-		return mnt.Record{}, err
+		return mnt.Record{}, c.Data, err
 	}
-	if with, ok := d.(credentialed); ok {
-		return with.DeliverWith(ctx, tree, m, data)
+	d := a.by[m.Delivery()]
+	if taking, ok := d.(credentialed); ok {
+		rec, err = taking.DeliverWith(ctx, tree, m, c)
+	} else {
+		rec, err = d.Deliver(ctx, tree, m)
 	}
-	return d.Deliver(ctx, tree, m)
+	return rec, c.Data, err
+}
+
+// lookAtSecrets makes grants due that failed for their Secret, when that is another one
+// by now: whoever has put it right does not wait for the end of a pause.
+func (a *Agent) lookAtSecrets(ctx context.Context, s *podState) {
+	now := a.Clock.Now()
+	for target, f := range s.failures {
+		if f.lookAt.IsZero() || now.Before(f.lookAt) || !now.Before(f.retryAt) {
+			continue
+		}
+		f.lookAt = now.Add(secret.PollInterval)
+		data, err := a.Secrets.Current(ctx, secretOf(&s.j, f.identity))
+		if !errors.Is(err, secret.ErrUnavailable) && (err != nil || !data.Equal(f.tried)) {
+			f.retryAt = now
+		}
+		s.failures[target] = f
+	}
+}
+
+// remember notes which Secret a grant failed with.
+func (f *failure) remember(with secret.Data, now time.Time) {
+	if f.code == grant.CodeSecretRefused && f.identity.Secret != "" {
+		f.tried, f.lookAt = with, now.Add(secret.PollInterval)
+	}
+}
+
+// next is when there is something to do about a failed grant.
+func (f failure) next() time.Time {
+	if !f.lookAt.IsZero() && f.lookAt.Before(f.retryAt) {
+		return f.lookAt
+	}
+	return f.retryAt
+}
+
+// credentialOf reads the Secret that the grant names, if it names one.
+func (a *Agent) credentialOf(ctx context.Context, s *podState, m plan.Mount) (delivery.Credential, error) {
+	ref := secretOf(&s.j, m.Identity())
+	if ref.Name == "" {
+		return delivery.Credential{}, nil
+	}
+	data, err := a.Secrets.Current(ctx, ref)
+	return delivery.Credential{Ref: ref, Data: data}, err
+}
+
+// secretOf is the Secret of a grant; it has no name where the grant names none.
+func secretOf(j *journal.Pod, grant plan.Identity) secret.Ref {
+	return secret.Ref{Namespace: j.Namespace, PodUID: j.UID, Name: grant.Secret}
 }

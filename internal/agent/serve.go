@@ -13,6 +13,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
+	"github.com/datalayer/node-mounts/internal/secret"
 )
 
 const (
@@ -107,12 +108,23 @@ func (a *Agent) provide(ctx context.Context, s *podState, p plan.Pod, pl plan.Pl
 		return again, errors.Join(err, rerr)
 	}
 	defer tree.Close()
+	if a.awaitsKeeper(s, steps.Grant) {
+		return a.waitFor(ctx, s, p, pl.Hash, failed, notYet("%s", delivery.ErrNotRecovered))
+	}
+	a.lookAtSecrets(ctx, s)
 	if err := a.grantAll(ctx, s, tree, steps.Grant); err != nil {
 		return 0, err
 	}
 	if !s.storageAsked {
 		s.storageAsked = true
 		a.askStorage(ctx, s)
+	}
+	err = a.tendProcesses(ctx, s, tree, pl)
+	if isNotYet(err) {
+		return a.waitFor(ctx, s, p, pl.Hash, failed, err)
+	}
+	if err != nil {
+		return 0, err
 	}
 	if err := a.renew(ctx, s, p, tree, pl); err != nil {
 		return 0, err
@@ -204,9 +216,12 @@ func (a *Agent) conclude(ctx context.Context, s *podState, p plan.Pod, hash stri
 	var again time.Duration
 	now := a.Clock.Now()
 	for _, f := range s.failures {
-		if d := max(f.retryAt.Sub(now), firstLook); again == 0 || d < again {
+		if d := max(f.next().Sub(now), firstLook); again == 0 || d < again {
 			again = d
 		}
+	}
+	if d := a.restoreIn(s); d > 0 && (again == 0 || d < again) {
+		again = d
 	}
 	if len(hidden) > 0 && (again == 0 || again > lastLook) {
 		again = lastLook
@@ -238,8 +253,8 @@ func (a *Agent) grantAll(ctx context.Context, s *podState, tree *beneath.Dir, mo
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			began := a.Clock.Now()
-			rec, err := a.deliver(ctx, s, tree, m)
-			results <- delivered{mount: m, record: rec, err: err, took: a.Clock.Since(began)}
+			rec, with, err := a.deliver(ctx, s, tree, m)
+			results <- delivered{mount: m, record: rec, with: with, err: err, took: a.Clock.Since(began)}
 		}()
 	}
 	var unsaved error
@@ -257,6 +272,7 @@ func (a *Agent) grantAll(ctx context.Context, s *podState, tree *beneath.Dir, mo
 type delivered struct {
 	mount  plan.Mount
 	record mnt.Record
+	with   secret.Data // of the Secret that the grant names
 	err    error
 	took   time.Duration
 }
@@ -309,8 +325,9 @@ func (a *Agent) settle(ctx context.Context, s *podState, tree *beneath.Dir, r de
 	f := a.fail(s, r.mount, code, message)
 	if pause := delivery.Pause(r.err, f.count); pause > 0 {
 		f.retryAt = a.Clock.Now().Add(pause)
-		s.failures[target] = f
 	}
+	f.remember(r.with, a.Clock.Now())
+	s.failures[target] = f
 	a.Log.Warn("grant failed", "pod", s.j.Ref(), "target", target, "kind", r.mount.Kind(), "code", code, "try", f.count, "error", r.err)
 	// Should this fail, the entry stays, and the next pass revokes it.
 	if err := a.by[r.mount.Delivery()].Undo(ctx, tree, target, false); err != nil {

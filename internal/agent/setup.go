@@ -60,5 +60,7 @@ func (a *Agent) deliveries(claim Claim) map[grant.Delivery]delivery.Delivery {
 		},
 		// Also without checkouts, for the same reason.
 		grant.DeliveryMaterialize: a.contents,
+		// And without a keeper.
+		grant.DeliveryProcess: a.userspace,
 	}
 }

@@ -65,6 +65,7 @@ func (a *Agent) Start(ctx context.Context) ([]string, error) {
 		uids = append(uids, uid)
 	}
 	a.openCheckouts(ctx)
+	a.recoverUserspace(ctx)
 	return uids, nil
 }
 
@@ -105,6 +106,7 @@ func (a *Agent) Sweep(ctx context.Context) error {
 		})
 	}
 	a.tendCheckouts()
+	a.tendUserspace()
 	return group.Wait()
 }
 

@@ -1,11 +1,13 @@
 package agentcmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -26,6 +28,9 @@ type repositories struct {
 	timeout    int // seconds
 	user       beneath.Owner
 	size, kept int64
+	total      int64
+	files      int
+	free       int // percent
 	memory     int64
 	caFile     string
 	proxy      string
@@ -36,10 +41,13 @@ type repositories struct {
 const (
 	leastCloneTimeout = 1
 	mostCloneTimeout  = 86400
-	// gitJobs is how many repositories are fetched at the same time. git's memory is
-	// the agent's container's: the limit of one process and this bound it.
+	// gitJobs is how many repositories are fetched at the same time.
 	gitJobs = 4
 )
+
+// GitProcesses is how many processes of git there are at the most that may take memory.
+// It is that of the agent's container: the limit of one process and this bound it.
+const GitProcesses = gitJobs * checkout.Processes
 
 // gitOptions say whether repositories are fetched, and within which limits.
 func gitOptions() []Option {
@@ -67,14 +75,33 @@ func gitOptions() []Option {
 			set:  func(s *settings, v string) error { return size(&s.git.kept, v, 0) },
 		},
 		{
+			Flag: "checkout-files", Env: "DATALAYER_NODE_MOUNT_GATEWAY_CHECKOUT_FILES", Default: "200000", Type: "int",
+			Help: "how many files, folders and links one checkout may have, its repository included",
+			set:  func(s *settings, v string) error { return number(&s.git.files, v, 100, 100_000_000) },
+		},
+		{
+			Flag: "checkouts-total", Env: "DATALAYER_NODE_MOUNT_GATEWAY_CHECKOUTS_TOTAL", Default: "50Gi", Type: "size",
+			Help: "how much all checkouts may take together, those in use included; beyond it nothing is fetched",
+			set:  func(s *settings, v string) error { return size(&s.git.total, v, 1<<20) },
+		},
+		{
+			Flag: "checkouts-free", Env: "DATALAYER_NODE_MOUNT_GATEWAY_CHECKOUTS_FREE", Default: "10", Type: "percent",
+			Help: "how much of the disk, in bytes and in files, checkouts leave free: less of it free, and nothing is fetched",
+			set:  func(s *settings, v string) error { return number(&s.git.free, v, 0, 90) },
+		},
+		{
 			Flag: "git-memory", Env: "DATALAYER_NODE_MOUNT_GATEWAY_GIT_MEMORY", Default: "256Mi", Type: "size",
-			Help: fmt.Sprintf("how much memory one process of git may take; up to %d repositories are fetched at once, in the agent's container", gitJobs),
+			Help: fmt.Sprintf("how much memory one process of git may take; there are up to %d at once, in the agent's container", GitProcesses),
 			set:  func(s *settings, v string) error { return size(&s.git.memory, v, 32<<20) },
 		},
 		{
-			Flag: "git-user", Env: "DATALAYER_NODE_MOUNT_GATEWAY_GIT_USER", Default: "65534:65534", Type: "uid:gid",
-			Help: "who runs git: somebody in the image's /etc/passwd who owns nothing and is not --owner",
+			Flag: "git-user", Env: "DATALAYER_NODE_MOUNT_GATEWAY_GIT_USER", Type: "uid:gid",
+			Help: "who runs git: somebody in the image's /etc/passwd who owns nothing and is not --owner; empty: " + gitAccount + ", and nobody where there is none",
 			set: func(s *settings, v string) error {
+				s.git.user = beneath.Owner{}
+				if v == "" {
+					return nil
+				}
 				if err := owner(&s.git.user, v); err != nil {
 					return err
 				}
@@ -86,6 +113,37 @@ func gitOptions() []Option {
 		},
 	}
 }
+
+// gitAccount is the account that the image has for git alone.
+const gitAccount = "node-mounts-git"
+
+// gitUser is who runs git where no flag says it. nobody is whoever else on the node has
+// no account of its own: what one of them is made to do, it may do to the others.
+func gitUser(passwd string, log *slog.Logger) (beneath.Owner, error) {
+	accounts, err := os.ReadFile(passwd)
+	if err != nil {
+		return beneath.Owner{}, fmt.Errorf("look for git's account: %w", err)
+	}
+	for line := range strings.Lines(string(accounts)) {
+		fields := strings.Split(strings.TrimSpace(line), ":")
+		if len(fields) != 7 || fields[0] != gitAccount {
+			continue
+		}
+		var user beneath.Owner
+		if err := owner(&user, fields[2]+":"+fields[3]); err != nil {
+			return user, fmt.Errorf("git's account in %s: %w", passwd, err)
+		}
+		return user, nil
+	}
+	log.Warn("git runs as nobody, which other programs of the node may be as well: use an image with the account " + gitAccount + ", or set --git-user")
+	return beneath.Owner{UID: nobody, GID: nobody}, nil
+}
+
+const (
+	passwdFile = "/etc/passwd"
+	// nobody is the user and the group of that name.
+	nobody = 65534
+)
 
 // gitServerOptions say which servers git reaches, and how.
 func gitServerOptions() []Option {
@@ -175,9 +233,46 @@ func networks(to *[]netip.Prefix, v string) error {
 	return nil
 }
 
-// neverFetched are the variables that have the addresses of the API server, in every
-// container of a cluster, and of the node, by the chart.
-func neverFetched() []string { return []string{"KUBERNETES_SERVICE_HOST", "NODE_IP"} }
+// resolver looks a name up.
+type resolver func(ctx context.Context, host string) ([]netip.Addr, error)
+
+func systemResolver(ctx context.Context, host string) ([]netip.Addr, error) {
+	return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+}
+
+// lookUpTime bounds the look-up of the API server's name.
+const lookUpTime = 10 * time.Second
+
+// neverReached are the addresses of the API server, which every container of a cluster
+// is told, and of the node, by the chart. Nothing that a tenant names is sent there, so
+// where they cannot be told, nothing is sent at all. Some clusters name the API server:
+// its addresses are those of now.
+func neverReached(ctx context.Context, look resolver) (all []netip.Prefix, err error) {
+	ctx, stop := context.WithTimeout(ctx, lookUpTime)
+	defer stop()
+	for _, name := range []string{"KUBERNETES_SERVICE_HOST", "NODE_IP"} {
+		host := os.Getenv(name)
+		if host == "" {
+			continue
+		}
+		if bare, ok := strings.CutPrefix(host, "["); ok {
+			host = strings.TrimSuffix(bare, "]")
+		}
+		found := []netip.Addr{}
+		if a, err := netip.ParseAddr(host); err == nil {
+			found = append(found, a)
+		} else if found, err = look(ctx, host); err != nil || len(found) == 0 {
+			return nil, fmt.Errorf("the agent must know the addresses that tenants may not have it connect to, and %s (%q) is none and cannot be looked up: %w", name, host, cmp.Or(err, errNoAddress))
+		}
+		for _, a := range found {
+			a = a.WithZone("").Unmap()
+			all = append(all, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return all, nil
+}
+
+var errNoAddress = errors.New("it has no address")
 
 // checkouts opens the store that git's checkouts are kept in, nil where none are
 // served.
@@ -186,7 +281,7 @@ func (s settings) checkouts(boot string, log *slog.Logger) func(context.Context)
 		return nil
 	}
 	return func(ctx context.Context) (delivery.Checkouts, error) {
-		c, err := s.checkoutConfig(boot, log)
+		c, err := s.checkoutConfig(ctx, boot, log)
 		if err != nil {
 			return nil, err
 		}
@@ -198,26 +293,40 @@ func (s settings) checkouts(boot string, log *slog.Logger) func(context.Context)
 	}
 }
 
-func (s settings) checkoutConfig(boot string, log *slog.Logger) (checkout.Config, error) {
+func (s settings) checkoutConfig(ctx context.Context, boot string, log *slog.Logger) (checkout.Config, error) {
+	user := s.git.user
+	if user == (beneath.Owner{}) {
+		var err error
+		if user, err = gitUser(passwdFile, log); err != nil {
+			return checkout.Config{}, err
+		}
+	}
 	c := checkout.Config{
 		Root: filepath.Join(s.root, "checkouts"), Boot: boot,
-		User: s.git.user.UID, Group: s.git.user.GID, Owner: checkout.Owner{UID: s.owner.UID, GID: s.owner.GID},
+		User: user.UID, Group: user.GID, Owner: checkout.Owner{UID: s.owner.UID, GID: s.owner.GID},
 		// What of the node this container has: git needs none of it, and a kernel
 		// without Landlock would let it look.
-		Hide:    []string{"/var/run/secrets", s.kubelet, s.sharedRoot, filepath.Join(s.root, "pods"), filepath.Join(s.root, "journal")},
-		Limits:  checkout.Limits{Bytes: s.git.size, Memory: s.git.memory, Timeout: time.Duration(s.git.timeout) * time.Second, Budget: s.git.kept, Jobs: gitJobs},
-		Network: checkout.Policy{Allow: s.git.allow, Deny: s.git.deny},
+		Hide: []string{"/var/run/secrets", s.kubelet, s.sharedRoot, filepath.Join(s.root, "pods"), filepath.Join(s.root, "journal")},
+		Limits: checkout.Limits{
+			Bytes: s.git.size, Inodes: int64(s.git.files), Memory: s.git.memory, Timeout: time.Duration(s.git.timeout) * time.Second,
+			Total: s.git.total, Free: s.git.free, Budget: s.git.kept, Jobs: gitJobs,
+		},
+		Network: checkout.Policy{Allow: s.git.allow, Deny: s.git.deny, Own: []string{delivery.HostProc}},
 		Proxy:   s.git.proxy, Log: log,
 	}
 	if s.git.kept == 0 {
 		c.Limits.Budget = -1
 	}
-	c.Network.Deny = slices.Clone(c.Network.Deny)
-	for _, name := range neverFetched() {
-		if a, err := netip.ParseAddr(os.Getenv(name)); err == nil {
-			c.Network.Deny = append(c.Network.Deny, netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()))
+	if s.git.free == 0 {
+		c.Limits.Free = -1
+	}
+	never, err := neverReached(ctx, systemResolver)
+	if err != nil {
+		return c, &checkout.Error{
+			Class: checkout.Failed, Message: "the node does not know yet which addresses it must not fetch from: the agent goes on trying", Detail: err.Error(), Err: err, Node: true,
 		}
 	}
+	c.Network.Deny = append(slices.Clone(c.Network.Deny), never...)
 	if s.git.caFile != "" {
 		ca, err := os.ReadFile(s.git.caFile)
 		if err != nil {

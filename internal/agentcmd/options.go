@@ -51,12 +51,14 @@ type settings struct {
 	nfsServers                       delivery.Servers
 	nfsTimeout                       time.Duration
 	git                              repositories
+	keeper                           string // where it is
+	buckets                          buckets
 }
 
 // Options is the table of the agent's settings: the flags, the documentation and
 // the tests are made from it.
 func Options() []Option {
-	return slices.Concat(nodeOptions(), limitOptions(), kindOptions(), gitOptions(), gitServerOptions(), podOptions())
+	return slices.Concat(nodeOptions(), limitOptions(), kindOptions(), gitOptions(), gitServerOptions(), keeperOptions(), bucketOptions(), bucketServerOptions(), podOptions())
 }
 
 // nodeOptions say where the agent is.
@@ -183,7 +185,21 @@ func resolve(flag, env func(string) (string, bool)) (settings, error) {
 	if err != nil {
 		return s, err
 	}
-	return s, apart(s)
+	if err := apart(s); err != nil {
+		return s, err
+	}
+	return s, s.together()
+}
+
+// together refuses settings that are of no use without others.
+func (s settings) together() error {
+	switch {
+	case s.buckets.on && s.keeper == "":
+		return usage(errors.New("--buckets needs --keeper"), "a bucket is a process, and the keeper runs it: say where it is")
+	case s.buckets.on && !s.credentials:
+		return usage(errors.New("--buckets needs --credentials"), "a bucket is read with the session in a Secret that its Pod owns")
+	}
+	return nil
 }
 
 func resolveThese(options []Option, flag, env func(string) (string, bool)) (settings, error) {

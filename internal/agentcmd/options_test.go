@@ -52,7 +52,7 @@ func TestTheDefaultsAreThoseOfTheEarlierAgent(t *testing.T) {
 		prefix: grant.DefaultPrefix, volume: "node-mount-gateway",
 		owner: beneath.Owner{UID: 1000, GID: 100}, sandboxed: []string{"gvisor", "runsc", "kata"},
 		nfsTimeout: 30 * time.Second,
-		git:        gitDefaults(),
+		git:        gitDefaults(), buckets: bucketDefaults(),
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -68,6 +68,7 @@ func TestAFlagWinsOverItsVariableAndThatOverTheDefault(t *testing.T) {
 		"DATALAYER_NODE_MOUNT_GATEWAY_NFS_SERVERS": "filer", "DATALAYER_NODE_MOUNT_GATEWAY_NFS_TIMEOUT": "1m",
 	}
 	maps.Copy(env, gitVariables())
+	maps.Copy(env, bucketVariables())
 	flags := map[string]string{
 		"node-id": "flag-node", "shared-root": "/flag/shared/", "root": "/flag/root", "kubelet-dir": "/flag/kubelet", "namespace": "flag-ns",
 		"max-mounts-per-pod": "6", "max-mounts-per-node": "7", "health-port": "0", "log-level": "ERROR", "annotation-prefix": "example.org",
@@ -75,17 +76,20 @@ func TestAFlagWinsOverItsVariableAndThatOverTheDefault(t *testing.T) {
 		"events": "1", "credentials": "0", "nfs": "1", "nfs-servers": "10.0.0.0/8, Filer.example.org., [fd00::1]", "nfs-timeout": "5s",
 	}
 	maps.Copy(flags, gitFlags())
+	maps.Copy(flags, bucketFlags())
 	fromEnv := settings{
 		node: "env-node", sharedRoot: "/env/shared", root: "/env/root", kubelet: "/env/kubelet", mount: "/mnt/datalayer", namespace: "env-ns",
 		maxPerPod: 3, maxPerNode: 4, healthPort: 5, logLevel: "warn", prefix: grant.DefaultPrefix, volume: "node-mount-gateway",
 		owner: beneath.Owner{UID: 1000, GID: 100}, kubeconfig: "/env/config", sandboxed: []string{"gvisor", "runsc", "kata"},
 		credentials: true, nfs: true, nfsServers: servers(t, "filer"), nfsTimeout: time.Minute, git: gitOfVariables(),
+		keeper: "mounts/app=keeper,x=y", buckets: bucketsOfVariables(),
 	}
 	fromFlags := settings{
 		node: "flag-node", sharedRoot: "/flag/shared", root: "/flag/root", kubelet: "/flag/kubelet", mount: "/mnt/x", namespace: "flag-ns",
 		maxPerPod: 6, maxPerNode: 7, healthPort: 0, logLevel: "ERROR", events: true, prefix: "example.org", volume: "gateway",
 		owner: beneath.Owner{}, kubeconfig: "/flag/config", sandboxed: []string{"a", "b"},
 		nfs: true, nfsServers: servers(t, "10.0.0.0/8", "filer.example.org", "fd00::1"), nfsTimeout: 5 * time.Second, git: gitOfFlags(),
+		keeper: "/run/keeper.sock", buckets: bucketsOfFlags(),
 	}
 	if got := settle(t, nil, env); !reflect.DeepEqual(got, fromEnv) {
 		t.Errorf("from variables: got  %+v\nwant %+v", got, fromEnv)
@@ -141,12 +145,25 @@ func TestNonsenseIsRefusedWithWhatToDo(t *testing.T) {
 		"clone-timeout":       {"", "0", "5m", "86401"},
 		"checkout-size":       {"", "0", "1Mb", "-1Gi", "1.5Gi", "9999999999Ti", "1023Ki"},
 		"checkouts-kept":      {"", "-1", "much"},
+		"checkout-files":      {"", "99", "many"},
+		"checkouts-total":     {"", "0", "1023Ki"},
+		"checkouts-free":      {"", "-1", "91", "10%"},
 		"git-memory":          {"", "31Mi"},
-		"git-user":            {"", "git", "0:65534", "65534:0"},
+		"git-user":            {"git", "0:65534", "65534:0", "0:0"},
 		"git-ca-file":         {"ca.pem"},
 		"git-proxy":           {"proxy:3128", "socks5://proxy", "http://", "http://[::1"},
 		"git-allow":           {"10.0.0.7", "git.example.org:443", "10.0.0.7:0", "[fe80::1%eth0]:443"},
 		"git-deny":            {"git.example.org", "10.0.0.0/33", "fe80::1%eth0"},
+		"keeper":              {"keeper.sock", "mounts", "/", "mounts/", "A_B/app=keeper"},
+		"buckets":             {"", "on"},
+		"bucket-program":      {"", "mount-s3", "/"},
+		"bucket-path-style":   {"", "yes"},
+		"bucket-insecure":     {"", "yes"},
+		"bucket-deny":         {"minio.example.org", "10.0.0.0/33"},
+		"bucket-proxy":        {"proxy:3128", "socks5://proxy"},
+		"bucket-ca-file":      {"ca.pem"},
+		"bucket-cache":        {"", "0", "63Mi", "much"},
+		"bucket-memory":       {"", "127Mi"},
 		"annotation-prefix":   {"", "Example.org", "a/b", "a..b"},
 		"volume-name":         {"", "a.b", "A", long},
 		"mount-path":          {"", "/", "mnt"},

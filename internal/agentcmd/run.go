@@ -18,6 +18,7 @@ import (
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/kube"
 	"github.com/datalayer/node-mounts/internal/mnt"
@@ -49,6 +50,7 @@ type node struct {
 	look       sync.Mutex  // one look at the node at a time
 	serves     []grant.Kind
 	secrets    bool // Secrets that grants name are read
+	keeper     delivery.Keeper
 }
 
 // run assembles the agent and runs it until ctx ends, which is no error. Every
@@ -86,13 +88,8 @@ func run(ctx context.Context, version string, s settings, log *slog.Logger, edit
 		Checkouts: s.checkouts(boot, log),
 		Secrets:   &secret.Reader{Source: kube.Secrets{Client: client}, Clock: clock.RealClock{}},
 	}
-	if s.events {
-		// A client of their own: its limit of requests must not hold up an answer.
-		own, err := kube.Connect(s.kubeconfig, "node-mounts-agent/"+version)
-		if err != nil {
-			return err
-		}
-		cfg.Events = kube.NewEvents(ctx, own, s.node)
+	if err := errors.Join(s.processes(ctx, &cfg, kube.NewKeeper(client, s.keeper, s.node, s.kubelet).Dial, log), s.tells(ctx, &cfg, version)); err != nil {
+		return err
 	}
 	for _, edit := range edits {
 		if err := edit(&cfg); err != nil {
@@ -110,7 +107,7 @@ func run(ctx context.Context, version string, s settings, log *slog.Logger, edit
 	defer gateway.Close()
 	n := &node{
 		settings: s, version: version, log: log, controller: controller, gateway: gateway, budget: budget, began: time.Now(),
-		serves: served(cfg.Policy), secrets: cfg.Policy.Credentials,
+		serves: served(cfg.Policy), secrets: cfg.Policy.Credentials, keeper: cfg.Keeper,
 	}
 	if err := n.listen(ctx, group, recorder); err != nil {
 		return err
@@ -123,11 +120,26 @@ func run(ctx context.Context, version string, s settings, log *slog.Logger, edit
 	return err
 }
 
+// tells sets up events, where they are on.
+func (s settings) tells(ctx context.Context, cfg *agent.Config, version string) error {
+	if !s.events {
+		return nil
+	}
+	// A client of their own: its limit of requests must not hold up an answer.
+	own, err := kube.Connect(s.kubeconfig, "node-mounts-agent/"+version)
+	if err != nil {
+		return err
+	}
+	cfg.Events = kube.NewEvents(ctx, own, s.node)
+	return nil
+}
+
 func policy(s settings) (plan.Policy, error) {
 	pol := agent.DefaultPolicy(s.node)
 	pol.MaxPerPod, pol.MaxPerNode = s.maxPerPod, s.maxPerNode
 	pol.VolumeName, pol.SandboxedRuntimes = s.volume, s.sandboxed
-	pol.Serves[grant.KindNFS], pol.Serves[grant.KindGit], pol.Credentials = s.nfs, s.git.on, s.credentials
+	pol.Serves[grant.KindNFS], pol.Serves[grant.KindGit], pol.Serves[grant.KindCloudStorage] = s.nfs, s.git.on, s.buckets.on
+	pol.Credentials = s.credentials
 	var err error
 	pol.SELinux, err = selinux(procDir)
 	return pol, err

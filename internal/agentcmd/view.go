@@ -23,6 +23,7 @@ func (n *node) view(ctx context.Context) nodeview.Node {
 	}
 	v.Facts, v.Pods = n.gateway.Look(ctx)
 	v.Facts.Kernel = obs.KernelRelease()
+	v.Keeper = n.keeperView(ctx)
 	v.LostThreads = n.budget.Lost()
 	for _, p := range v.Pods {
 		v.Leaked += p.Leaked
@@ -31,6 +32,24 @@ func (n *node) view(ctx context.Context) nodeview.Node {
 		v.Ready, v.Reason = false, err.Error()
 	}
 	return v
+}
+
+// keeperView is the keeper as the agent reaches it, nil where it needs none.
+func (n *node) keeperView(ctx context.Context) *nodeview.Keeper {
+	if n.keeper == nil {
+		return nil
+	}
+	info, children, err := n.keeper.List(ctx)
+	if err != nil {
+		return &nodeview.Keeper{Reason: err.Error()}
+	}
+	k := &nodeview.Keeper{There: true, Version: info.Version, Instance: info.Instance}
+	for _, c := range children {
+		if c.Ended == nil {
+			k.Children++
+		}
+	}
+	return k
 }
 
 // served are the kinds that a policy serves, in the order of their table.

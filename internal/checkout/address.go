@@ -4,6 +4,9 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
+
+	"github.com/datalayer/node-mounts/internal/netaddr"
 )
 
 // Policy says which addresses git may connect to. A tenant chose the host, and git
@@ -14,65 +17,23 @@ type Policy struct {
 	Allow []netip.AddrPort
 	// Deny are refused beside what is always refused: the API server, the nodes.
 	Deny []netip.Prefix
+	// Own are processes, such as "/proc/1", whose network's own addresses are refused
+	// too, as they are at each look-up: the node's. Those of this process always are.
+	Own []string
 	// Resolve looks a name up; nil is the system's resolver.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 }
 
-// neverFetched are addresses that no repository has and that the node must not be
-// made to ask: metadata services that are not link-local, and ranges that nothing is
-// reachable in but what somebody wants to hide.
-func neverFetched() []netip.Prefix {
-	var all []netip.Prefix
-	for _, p := range []string{
-		"0.0.0.0/8", "240.0.0.0/4", // "this host", reserved and broadcast
-		"168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32", "fd00:ec2::254/128", // metadata
-	} {
-		all = append(all, netip.MustParsePrefix(p))
-	}
-	return all
-}
-
-func (p Policy) refuses(a netip.Addr, port uint16) bool {
-	// Addresses that mean another one: ::ffff:a.b.c.d, the NAT64 prefix, 6to4 and the
-	// old IPv4-compatible form are translated on the way or by the kernel.
-	inner := embedded(a)
+// refuses says whether nothing is fetched from an address. own are the addresses of
+// the namespace that git runs in.
+func (p Policy) refuses(a netip.Addr, port uint16, own []netip.Prefix) bool {
+	meanings := netaddr.Meanings(a)
 	for _, allowed := range p.Allow {
-		if allowed.Port() == port && (allowed.Addr() == a || allowed.Addr() == inner) {
+		if allowed.Port() == port && slices.Contains(meanings, allowed.Addr()) {
 			return false
 		}
 	}
-	return p.denies(a) || (inner != a && p.denies(inner))
-}
-
-func (p Policy) denies(a netip.Addr) bool {
-	if !a.IsValid() || a.Zone() != "" || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() ||
-		a.IsLinkLocalUnicast() || a.IsInterfaceLocalMulticast() {
-		return true
-	}
-	for _, set := range [][]netip.Prefix{neverFetched(), p.Deny} {
-		for _, prefix := range set {
-			if prefix.Contains(a) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// embedded is the IPv4 address that an IPv6 address stands for, else the address.
-func embedded(a netip.Addr) netip.Addr {
-	if a.Is4() || a.Is4In6() {
-		return a.Unmap()
-	}
-	b := a.As16()
-	switch {
-	case b[0] == 0x20 && b[1] == 0x02: // 2002::/16
-		return netip.AddrFrom4([4]byte(b[2:6]))
-	case netip.MustParsePrefix("64:ff9b::/96").Contains(a),
-		netip.MustParsePrefix("::/96").Contains(a) && !a.IsLoopback() && !a.IsUnspecified():
-		return netip.AddrFrom4([4]byte(b[12:16]))
-	}
-	return a
+	return netaddr.Special(a) != netaddr.Usual || netaddr.Within(p.Deny, a) || netaddr.Within(own, a)
 }
 
 // resolve looks the host up, once, and returns the addresses that may be used. They
@@ -90,12 +51,20 @@ func (p Policy) resolve(ctx context.Context, r remote) ([]netip.Addr, error) {
 		}
 		var err error
 		if found, err = look(ctx, r.host); err != nil || len(found) == 0 {
-			return nil, &Error{Unreachable, "the name of the server cannot be resolved", "", err}
+			return nil, &Error{Class: Unreachable, Message: "the name of the server cannot be resolved", Err: err}
 		}
+	}
+	var own []netip.Prefix
+	for _, proc := range append([]string{"/proc/self"}, p.Own...) {
+		theirs, err := netaddr.Own(proc)
+		if err != nil {
+			return nil, storage("tell its own addresses from a server's", err)
+		}
+		own = append(own, theirs...)
 	}
 	var usable []netip.Addr
 	for _, a := range found {
-		if !p.refuses(a, r.port) {
+		if !p.refuses(a, r.port, own) {
 			usable = append(usable, a.Unmap())
 		}
 	}

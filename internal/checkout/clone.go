@@ -2,6 +2,7 @@ package checkout
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -9,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The phases of a clone, in their order.
@@ -26,6 +29,9 @@ const (
 func (j *job) clone(ctx context.Context) error {
 	ctx, stop := j.watch(ctx)
 	defer stop()
+	if err := j.store.admit(ctx, j); err != nil {
+		return err
+	}
 	j.enter(PhaseFetching)
 	if err := j.fetch(ctx); err != nil {
 		return err
@@ -40,19 +46,20 @@ func (j *job) clone(ctx context.Context) error {
 
 // fetch asks for the commit itself. Servers of the old protocol give none that is
 // not the end of a branch unless they are told to; from those the branches and tags
-// are fetched, deeper and deeper, until the commit is among what came.
-func (j *job) fetch(ctx context.Context) error {
-	err := j.ask(ctx, func(url string) []string { return fetchArguments("--depth=1", url, j.revision) })
+// are fetched, deeper and deeper, until the commit is among what came. options narrow
+// what comes with the commit.
+func (j *job) fetch(ctx context.Context, options ...string) error {
+	err := j.ask(ctx, func(url string) []string { return fetchArguments("--depth=1", options, url, j.revision) })
 	refused, ok := errors.AsType[*Error](err)
 	if !ok || refused.Class != NotFound || !strings.Contains(refused.Detail, "unadvertised object") {
 		return err
 	}
 	for _, depth := range []string{"--depth=50", "--depth=1000", "--unshallow"} {
-		if err := j.gitRemote(ctx, nil, fetchArguments(depth, j.url,
+		if err := j.gitRemote(ctx, nil, fetchArguments(depth, options, j.url,
 			"+refs/heads/*:refs/fetched/heads/*", "+refs/tags/*:refs/fetched/tags/*")...); err != nil {
 			return err
 		}
-		if j.git(ctx, nil, "-C", "tree", "cat-file", "-e", j.revision+"^{commit}") == nil {
+		if j.hasCommit(ctx) == nil {
 			return nil
 		}
 		if err := context.Cause(ctx); err != nil {
@@ -66,18 +73,32 @@ func (j *job) fetch(ctx context.Context) error {
 	return fail(NotFound, "the server gives no branch or tag that has this commit")
 }
 
-func fetchArguments(depth, url string, wants ...string) []string {
-	// Progress is a sign of life where a server thinks for long before it sends.
-	return append([]string{
-		"-C", "tree", "fetch", depth, "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head",
-		"--no-auto-maintenance", "--progress", "--", url,
-	}, wants...)
+func (j *job) hasCommit(ctx context.Context) error {
+	return j.git(ctx, nil, "-C", "tree", "cat-file", "-e", j.revision+"^{commit}")
 }
 
-// prove asks the server whether it shows the repository to this credential.
+func fetchArguments(depth string, options []string, url string, wants ...string) []string {
+	arguments := []string{"-C", "tree", "fetch", depth}
+	arguments = append(arguments, options...)
+	// Progress is a sign of life where a server thinks for long before it sends.
+	arguments = append(arguments, "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--no-auto-maintenance", "--progress", "--", url)
+	return append(arguments, wants...)
+}
+
+// prove has the server give this commit to this credential. That it names its branches
+// to it proves nothing: some name them to anybody, and some give each branch to others.
+// A server that knows filters sends the commit alone, another one all of it again.
 func (j *job) prove(ctx context.Context) error {
+	ctx, stop := j.watch(ctx)
+	defer stop()
 	j.enter(PhaseProving)
-	return j.ask(ctx, func(url string) []string { return []string{"ls-remote", "--quiet", "--", url, "HEAD"} })
+	if err := j.fetch(ctx, "--filter=tree:0"); err != nil {
+		return err
+	}
+	if err := j.hasCommit(ctx); err != nil {
+		return cmp.Or(context.Cause(ctx), error(fail(NotFound, "the server does not give the commit to this credential")))
+	}
+	return nil
 }
 
 // ask is the first question to the server. Some redirect an address without ".git"
@@ -85,72 +106,113 @@ func (j *job) prove(ctx context.Context) error {
 // the host that was checked.
 func (j *job) ask(ctx context.Context, arguments func(url string) []string) error {
 	j.url = j.remote.url
-	err := j.gitRemote(ctx, nil, arguments(j.url)...)
+	err := j.askAnyAddress(ctx, arguments)
 	if ClassOf(err) != Refused || strings.HasSuffix(strings.TrimSuffix(j.url, "/"), ".git") {
 		return err
 	}
-	suffixed := strings.TrimSuffix(j.url, "/") + ".git"
 	// For the questions after this one. The key of the checkout stays that of the
 	// address that was asked for.
-	j.url = suffixed
-	return j.gitRemote(ctx, nil, arguments(suffixed)...)
+	j.url = strings.TrimSuffix(j.url, "/") + ".git"
+	return j.gitRemote(ctx, nil, arguments(j.url)...)
+}
+
+// askAnyAddress asks at the first address that answers, and leaves it pinned. curl does
+// so by itself, ssh is told one address.
+func (j *job) askAnyAddress(ctx context.Context, arguments func(url string) []string) error {
+	err := j.gitRemote(ctx, nil, arguments(j.url)...)
+	if j.remote.transport != overSSH {
+		return err
+	}
+	for _, next := range j.addresses[1:] {
+		// A server that has asked for the key is the server.
+		if ClassOf(err) != Unreachable || j.used.Load() || ctx.Err() != nil {
+			return err
+		}
+		if err := os.WriteFile(j.dir("ssh_config"), []byte(j.sshConfig(next)), 0o644); err != nil {
+			return storage("prepare the checkout", err)
+		}
+		err = j.gitRemote(ctx, nil, arguments(j.url)...)
+	}
+	return err
 }
 
 // measureTree adds up what the checkout will take before a byte of it is written: a
 // few kilobytes of objects can describe thousands of millions of files.
 func (j *job) measureTree(ctx context.Context) error {
-	limits := j.store.config.Limits
-	meter := treeMeter{limits: limits}
+	meter := treeMeter{limits: j.store.config.Limits}
 	fetched, err := measure(j.dir("work"))
 	if err != nil {
 		return storage("measure the checkout", err)
 	}
-	meter.bytes, meter.files = fetched.Bytes, fetched.Inodes
+	meter.usage = fetched
 	// The first process of a pid namespace is not killed by SIGPIPE, and git goes on
 	// after a failed write: nothing else would end the listing.
 	ctx, meter.stop = context.WithCancel(ctx)
 	defer meter.stop()
 	err = j.git(ctx, &meter, "-C", "tree", "ls-tree", "-r", "-l", "-z", "--full-tree", j.revision)
-	if meter.exceeded {
-		return fail(TooLarge, messageTooLarge)
-	}
-	return err
+	return cmp.Or(meter.refusal, err)
 }
 
 // treeMeter reads `ls-tree -r -l -z`: "mode type id size<TAB>path<NUL>".
 type treeMeter struct {
-	limits       Limits
-	bytes, files int64
-	exceeded     bool
-	stop         context.CancelFunc
-	rest         []byte
+	usage
+
+	limits  Limits
+	refusal error // why the tree is not written out
+	stop    context.CancelFunc
+	line    []byte // what has come of one
 }
 
-var errExceeded = errors.New("a limit is exceeded")
+// maxTreeLine is more than what stands before a path takes, and the longest path that
+// a program can name.
+const maxTreeLine = 128 + unix.PathMax
 
 func (t *treeMeter) Write(p []byte) (int, error) {
-	t.rest = append(t.rest, p...)
-	for {
-		line, rest, found := bytes.Cut(t.rest, []byte{0})
-		if !found {
-			t.rest = bytes.Clone(t.rest)
-			return len(p), nil
+	n := len(p)
+	for len(p) > 0 {
+		part, rest, ended := bytes.Cut(p, []byte{0})
+		if len(t.line)+len(part) > maxTreeLine {
+			return 0, t.refuse(fail(Invalid, messageLongPath))
 		}
-		t.rest = rest
-		t.files++
-		head, _, _ := bytes.Cut(line, []byte{'\t'})
-		if fields := bytes.Fields(head); len(fields) == 4 {
-			// "-" for what has no size.
-			if size, err := strconv.ParseInt(string(fields[3]), 10, 64); err == nil {
-				t.bytes += size
-			}
+		t.line = append(t.line, part...)
+		if !ended {
+			break
 		}
-		if t.files > t.limits.Inodes || t.bytes > t.limits.Bytes {
-			t.exceeded = true
-			t.stop()
-			return 0, errExceeded
+		if err := t.add(t.line); err != nil {
+			return 0, t.refuse(err)
+		}
+		t.line, p = t.line[:0], rest
+	}
+	return n, nil
+}
+
+// refuse ends the listing.
+func (t *treeMeter) refuse(why error) error {
+	t.refusal = cmp.Or(t.refusal, why)
+	t.stop()
+	return t.refusal
+}
+
+const messageLongPath = "the repository has a path longer than 4095 bytes, or a name longer than 255, which Linux cannot have"
+
+func (t *treeMeter) add(line []byte) error {
+	t.Inodes++
+	head, path, _ := bytes.Cut(line, []byte{'\t'})
+	if len(path) >= unix.PathMax {
+		return fail(Invalid, messageLongPath)
+	}
+	for name := range bytes.SplitSeq(path, []byte{'/'}) {
+		if len(name) > unix.NAME_MAX {
+			return fail(Invalid, messageLongPath)
 		}
 	}
+	if fields := bytes.Fields(head); len(fields) == 4 {
+		// "-" for what has no size.
+		if size, err := strconv.ParseInt(string(fields[3]), 10, 64); err == nil {
+			t.Bytes += size
+		}
+	}
+	return t.limits.exceeded(t.usage)
 }
 
 // watch ends the clone when its folder grows past a limit.
@@ -171,8 +233,12 @@ func (j *job) watch(ctx context.Context) (watched context.Context, stop func()) 
 			// A tree that changes while it is walked is measured again soon.
 			if used, err := measure(j.dir("work")); err == nil {
 				j.bytes.Store(used.Bytes)
-				if used.Bytes > j.store.config.Limits.Bytes || used.Inodes > j.store.config.Limits.Inodes {
-					cancel(fail(TooLarge, messageTooLarge))
+				err := j.store.config.Limits.exceeded(used)
+				if err == nil {
+					err = j.store.admit(ctx, j)
+				}
+				if err != nil {
+					cancel(err)
 				}
 			}
 			// Looking costs a tenth of the time at most.

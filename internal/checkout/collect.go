@@ -86,21 +86,31 @@ func (s *Store) Collect(ctx context.Context) int64 {
 
 func (s *Store) dropIdle(ctx context.Context, budget int64) (freed int64) {
 	for ctx.Err() == nil {
-		p, rubbish, err := s.takeIdle(budget)
-		if p == nil {
+		bytes, dropped := s.dropOldest(budget)
+		if !dropped {
 			return freed
 		}
-		if err == nil {
-			err = s.removeRubbish(rubbish)
-		}
-		if err != nil {
-			s.config.Log.Error("a checkout cannot be removed", "key", p.key, "error", err)
-			continue
-		}
-		s.config.Log.Info("removed a checkout that nobody uses", "key", p.key, "bytes", p.record.Bytes)
-		freed += p.record.Bytes
+		freed += bytes
 	}
 	return freed
+}
+
+// dropOldest removes the checkout that should go next. dropped is false when none
+// should.
+func (s *Store) dropOldest(budget int64) (freed int64, dropped bool) {
+	p, rubbish, err := s.takeIdle(budget)
+	if p == nil {
+		return 0, false
+	}
+	if err == nil {
+		err = s.removeRubbish(rubbish)
+	}
+	if err != nil {
+		s.config.Log.Error("a checkout cannot be removed", "key", p.key, "error", err)
+		return 0, true
+	}
+	s.config.Log.Info("removed a checkout that nobody uses", "key", p.key, "bytes", p.record.Bytes)
+	return p.record.Bytes, true
 }
 
 // takeIdle takes the checkout out of the store that should go next: nobody finds it
@@ -114,7 +124,7 @@ func (s *Store) takeIdle(budget int64) (oldest *published, rubbish string, err e
 	var total int64
 	for _, p := range s.ready {
 		// Work on a content ends in a use of it: what is being proven or waited for stays.
-		if len(p.users) > 0 || s.contents[p.key] != nil {
+		if len(p.users) > 0 || s.slots.wants(p.record.work()) || s.isLanded(p.key) {
 			continue
 		}
 		total += p.record.Bytes
@@ -128,6 +138,17 @@ func (s *Store) takeIdle(budget int64) (oldest *published, rubbish string, err e
 	delete(s.ready, oldest.key)
 	rubbish, err = s.withdraw(oldest.key)
 	return oldest, rubbish, err
+}
+
+// isLanded tells whether a caller has still to claim a checkout that was made for it.
+// The caller holds the lock.
+func (s *Store) isLanded(key string) bool {
+	for f := range s.landed {
+		if f.key == key {
+			return true
+		}
+	}
+	return false
 }
 
 // withdraw takes a checkout out of the store in one step; what it returns is rubbish

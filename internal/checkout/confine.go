@@ -25,8 +25,8 @@ const confinedName = "node-mounts-confined"
 // The descriptors of the confined process.
 const (
 	specFD    = 3 // the spec, and then a pipe that hangs up when the agent has gone
-	askFD     = 4 // where askpass asks; only with a credential
-	programFD = 5 // this program, to be executed as askpass
+	askFD     = 4 // where the credential helper asks; only with a credential
+	programFD = 5 // this program, to be executed as the credential helper
 )
 
 // spec is what the confined process is told. It holds no secret.
@@ -44,7 +44,7 @@ type spec struct {
 }
 
 // Main runs this process in one of the two parts that a program with a Store plays
-// for itself, and says whether it was one: the confined process, and git's askpass.
+// for itself, and says whether it was one: the confined process, and git's credential helper.
 // A program that opens a Store calls it before anything else, and exits with code.
 func Main(args []string) (code int, ours bool) {
 	switch {
@@ -54,9 +54,9 @@ func Main(args []string) (code int, ours bool) {
 		err := confine()
 		fmt.Fprintf(os.Stderr, "%s: %v\n", confinedName, err)
 		return confineFailed, true
-	case args[0] == askpassPath():
-		if err := askpass(args[1:], os.Stdout); err != nil {
-			fmt.Fprintf(os.Stderr, "askpass: %v\n", err)
+	case args[0] == helperPath():
+		if err := credentialHelper(args[1:], os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintf(os.Stderr, "credential helper: %v\n", err)
 			return 1, true
 		}
 		return 0, true
@@ -83,6 +83,9 @@ func confine() error {
 		if err := cover(dir); err != nil {
 			return fmt.Errorf("cover %s: %w", dir, err)
 		}
+	}
+	if err := coverProcesses(); err != nil {
+		return fmt.Errorf("cover the processes: %w", err)
 	}
 	keep := []int{}
 	if s.WithAnswer {
@@ -147,6 +150,25 @@ func cover(dir string) error {
 	return err
 }
 
+// coverProcesses puts the processes of this pid namespace over those of the node: their
+// arguments are everybody's to read, and of another clone, which the same user runs,
+// the memory too.
+func coverProcesses() error {
+	table := new(mnt.Kernel)
+	own, err := table.Mount(mnt.Filesystem{Type: "proc", Source: "proc"}, mnt.NoExec)
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	on, err := beneath.OpenRoot("/proc")
+	if err != nil {
+		return err
+	}
+	defer on.Close()
+	_, err = table.Attach(own, on)
+	return err
+}
+
 // keepProgram opens this program at a descriptor that git's children inherit. Its
 // path may not be one that an unprivileged user can walk, the descriptor is.
 func keepProgram() error {
@@ -163,11 +185,18 @@ func (s *spec) limit() error {
 	// ignored stays so across execve.
 	signal.Ignore(unix.SIGXFSZ)
 	for resource, value := range map[int]uint64{
-		unix.RLIMIT_CORE: 0, unix.RLIMIT_FSIZE: s.FileBytes, unix.RLIMIT_DATA: s.DataBytes, unix.RLIMIT_NOFILE: 1024,
+		// 0 would still let the node's core_pattern hand a core, with a token in it, to a
+		// program. 1 is too small for any core, and to the kernel means that none is made.
+		unix.RLIMIT_CORE: 1, unix.RLIMIT_FSIZE: s.FileBytes, unix.RLIMIT_DATA: s.DataBytes, unix.RLIMIT_NOFILE: 1024,
 	} {
 		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: value, Max: value}); err != nil {
 			return fmt.Errorf("set limit %d: %w", resource, err)
 		}
+	}
+	// The agent is among the last that a node short of memory ends. What it runs for
+	// tenants is among the first, before their Pods.
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
+		return fmt.Errorf("be ended first where memory is short: %w", err)
 	}
 	return nil
 }
@@ -206,7 +235,14 @@ func (s *spec) giveUp() error {
 	return nil
 }
 
-func askpassPath() string { return fmt.Sprintf("/proc/self/fd/%d", programFD) }
+func helperPath() string { return fmt.Sprintf("/proc/self/fd/%d", programFD) }
+
+// With these protocols git speaks to a server, and with none to nobody: a repository
+// may be one that git would fetch the rest of.
+const (
+	remoteProtocols = "GIT_ALLOW_PROTOCOL=https:ssh"
+	noProtocols     = "GIT_ALLOW_PROTOCOL=none"
+)
 
 // environment is all that git and its children are told. LC_ALL=C keeps git's words
 // the ones that errors.go knows.
@@ -219,7 +255,7 @@ func environment(home, config, temp string) []string {
 		"TMPDIR=" + temp,
 		"GIT_CONFIG_NOSYSTEM=1",
 		"GIT_CONFIG_GLOBAL=" + config,
-		"GIT_ALLOW_PROTOCOL=https:ssh",
+		noProtocols,
 		"GIT_PROTOCOL_FROM_USER=0",
 		"GIT_TERMINAL_PROMPT=0",
 		"GIT_NO_REPLACE_OBJECTS=1",

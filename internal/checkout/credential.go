@@ -56,6 +56,14 @@ func (c *Credential) password() string {
 	return c.Password
 }
 
+// What a Secret may hold is more than any server takes: of a longer one git falls
+// silent, and so would the server.
+const (
+	maxUsername = 1 << 10
+	maxPassword = 16 << 10
+	maxKey      = 64 << 10
+)
+
 // usable says why a credential cannot serve a transport.
 func (c *Credential) usable(t transport) error {
 	switch {
@@ -67,6 +75,12 @@ func (c *Credential) usable(t transport) error {
 		return fail(AuthRefused, "the Secret has no ssh-privatekey or no known_hosts, which an ssh address needs")
 	case t == overHTTPS && c.password() == "":
 		return fail(AuthRefused, "the Secret has no token and no password, which an https address needs")
+	case len(c.Username) > maxUsername || len(c.Token) > maxPassword || len(c.Password) > maxPassword ||
+		len(c.SSHKey) > maxKey || len(c.KnownHosts) > maxKey:
+		return fail(AuthRefused, fmt.Sprintf("a value of the Secret is too long: no server takes a username of more than %d bytes, a token or password of more than %d, an ssh-privatekey or known_hosts of more than %d",
+			maxUsername, maxPassword, maxKey))
+	case t == overHTTPS && strings.Contains(c.username(), ":"):
+		return fail(AuthRefused, "the Secret's username has a colon, which https cannot send: remove it")
 	case t == overHTTPS && strings.ContainsAny(c.username()+c.password(), "\n\r\x00"):
 		return fail(AuthRefused, "the Secret's username, token or password has a line break or a NUL: remove it")
 	}
@@ -81,7 +95,7 @@ func (c *Credential) secrets() []string {
 		return nil
 	}
 	var all []string
-	for _, s := range []string{c.Token, c.Password} {
+	for _, s := range []string{c.Token, c.Password, c.Username} {
 		// A password of one or two letters would take every such letter out of the
 		// message and show by the gaps what it is.
 		if len(s) < 3 {

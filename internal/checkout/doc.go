@@ -8,7 +8,7 @@
 //     its own in which the agent's credentials are covered (confine.go);
 //   - the server's address is looked up once, checked, and pinned (address.go);
 //   - a credential is answered to git's question over a socket, and an ssh key
-//     stays in this process, which signs for ssh (askpass.go, sshagent.go);
+//     stays in this process, which signs for ssh (helper.go, sshagent.go);
 //   - what came is measured before it is written out and inspected afterwards, by
 //     descriptor, when no process of git is left (clone.go, publish.go);
 //   - a checkout appears in the store by one rename, complete, and belongs to the

@@ -3,6 +3,7 @@ package checkout
 import (
 	"errors"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -37,12 +38,17 @@ const (
 )
 
 // Error is why there is no checkout: one sentence for the person who asked, without
-// anything secret, and what git said where that adds something.
+// anything secret, and what git said where that adds something. A class that words
+// of git led to is believed as far as it fails the one request: a server, or the name
+// of a file, can have put them there.
 type Error struct {
 	Class   Class
 	Message string
 	Detail  string // git's last words, redacted; may be empty
 	Err     error  // may be nil
+	// Node says that Detail and Err speak of the node, or of what else is on its
+	// network: they are for its log, and not for a tenant.
+	Node bool
 }
 
 func (e *Error) Error() string {
@@ -74,14 +80,16 @@ func storage(operation string, err error) error {
 		return e
 	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return &Error{DiskFull, messageDiskFull, "", err}
+		return &Error{Class: DiskFull, Message: messageDiskFull, Err: err}
 	}
-	return &Error{Failed, "the node could not " + operation, err.Error(), err}
+	return &Error{Class: Failed, Message: "the node could not " + operation, Detail: err.Error(), Err: err, Node: true}
 }
 
 const (
 	messageDiskFull = "the node has no disk space left for the checkout"
-	messageTooLarge = "the repository is larger than this node allows"
+	// A port that is closed, a server that is not git's and a certificate that nobody
+	// signed are one to a tenant, who could tell by them what is on the node's network.
+	messageAway = "no git server could be reached at this address, or its certificate is not trusted: check the address; the agent's log says what happened"
 )
 
 // symptom is a sentence of git, ssh, curl or a server that gives its cause away.
@@ -101,16 +109,10 @@ func symptoms() []symptom {
 		wanted     = "the server asks for a credential: name a Secret that has one"
 		redirected = "the server redirects to another address: write that address"
 		hostKey    = "the server's host key is not in the known_hosts of the Secret"
-		away       = "the server cannot be reached"
-		broken     = "the connection to the server broke off"
-		trust      = "the server's certificate is not trusted"
 		content    = "the repository has content that git refuses"
 	)
 	return []symptom{
-		{"no space left on device", DiskFull, messageDiskFull},
-		{"out of diskspace", DiskFull, messageDiskFull},
-		{"disk quota exceeded", DiskFull, messageDiskFull},
-		{"file too large", TooLarge, messageTooLarge},
+		{"file too large", TooLarge, ""},
 		{"out of memory", TooLarge, "the repository needs more memory than this node allows"},
 		{"fsck error", Invalid, content},
 		{"invalid path", Invalid, content},
@@ -136,22 +138,14 @@ func symptoms() []symptom {
 		{"not appear to be a git repository", NotFound, noRepo},
 		{"not valid: is this a git repository", NotFound, noRepo},
 		{"not found", NotFound, noRepo},
-		{"certificate", Unreachable, trust},
-		{"could not resolve", Unreachable, away},
-		{"failed to connect", Unreachable, away},
-		{"couldn't connect", Unreachable, away},
-		{"connection refused", Unreachable, away},
-		{"no route to host", Unreachable, away},
-		{"timed out", Unreachable, away},
-		{"operation too slow", Unreachable, "the server sent almost nothing for a minute"},
-		{"unable to access", Unreachable, away},
-		{"early eof", Unreachable, broken},
-		{"hung up", Unreachable, broken},
-		{"rpc failed", Unreachable, broken},
-		{"protocol error", Unreachable, broken},
-		{"connection closed", Unreachable, broken},
-		{"connection reset", Unreachable, broken},
-		{"unexpected disconnect", Unreachable, broken},
+		{"unable to access", Unreachable, messageAway},
+		{"early eof", Unreachable, messageAway},
+		{"hung up", Unreachable, messageAway},
+		{"rpc failed", Unreachable, messageAway},
+		{"protocol error", Unreachable, messageAway},
+		{"unexpected disconnect", Unreachable, messageAway},
+		// ssh ends so, whatever it said before.
+		{"could not read from remote repository", Unreachable, messageAway},
 		{"reference is not a tree", Invalid, messageNoCommit},
 		{"unable to read tree", Invalid, messageNoCommit},
 		{"to a non-commit", Invalid, messageNoCommit},
@@ -161,16 +155,50 @@ func symptoms() []symptom {
 
 const messageNoCommit = "the revision does not name a commit"
 
-// classify turns what git printed into an error. secrets never reach it.
-func classify(output string, secrets []string, err error) *Error {
-	output = redact(output, secrets)
-	lower := strings.ToLower(output)
+// classify turns what git printed into an error. secrets never reach it. local says
+// that git spoke to no server: then what looks like a server's words is the name of a
+// file.
+func classify(output string, local bool, secrets []string, err error) *Error {
+	own, theirs := speakers(output)
+	e := &Error{Class: Failed, Message: "git failed", Err: err}
+	wanted := ""
 	for _, s := range symptoms() {
-		if strings.Contains(lower, s.text) {
-			return &Error{s.class, s.message, lastWords(output, s.text), err}
+		if local && s.class != TooLarge && s.class != Invalid {
+			continue
+		}
+		if strings.Contains(own, s.text) || s.class == NotFound && strings.Contains(theirs, s.text) {
+			e.Class, e.Message, wanted = s.class, s.message, s.text
+			break
 		}
 	}
-	return &Error{Failed, "git failed", lastWords(output, ""), err}
+	e.Detail = lastWords(redact(output, secrets), wanted)
+	e.Node = e.Class == Unreachable
+	return e
+}
+
+// speakers tells the lines of git apart from those that it repeats after a server,
+// both in lower case. What a server says by ssh, or the name of a file with a line
+// break, still passes for git's.
+func speakers(output string) (own, theirs string) {
+	for line := range strings.Lines(strings.ToLower(output)) {
+		switch {
+		case strings.HasPrefix(line, "remote:"):
+		case strings.Contains(line, "remote error:"):
+			theirs += line
+		default:
+			own += line
+		}
+	}
+	return own, theirs
+}
+
+// saysFull tells whether git speaks of a full disk. A server may have said so of its
+// own, and a file may be called so: only the disk itself tells whether it is true.
+func saysFull(output string) bool {
+	lower := strings.ToLower(output)
+	return slices.ContainsFunc([]string{"no space left on device", "out of diskspace", "disk quota exceeded"}, func(words string) bool {
+		return strings.Contains(lower, words)
+	})
 }
 
 // A server's words reach an annotation; they are cut and lose what is not text.

@@ -15,6 +15,7 @@ type flightKey struct {
 // flight is work that callers wait for.
 type flight struct {
 	job     *job
+	turn    *turn
 	began   time.Time
 	waiting int // the store's lock guards it
 	cancel  context.CancelCauseFunc
@@ -43,7 +44,7 @@ func (s *Store) Get(ctx context.Context, r Request) (*Checkout, error) {
 	if err := r.Credential.usable(where.transport); err != nil {
 		return nil, err
 	}
-	// The clone may have been removed between its end and now: rare, and worth another.
+	// Somebody may remove a checkout by hand before it is claimed: it is worth another.
 	for range 3 {
 		if found := s.find(where, r); found != nil {
 			return found, nil
@@ -52,15 +53,12 @@ func (s *Store) Get(ctx context.Context, r Request) (*Checkout, error) {
 		if err != nil {
 			return nil, err
 		}
-		key, err := s.await(ctx, f)
-		if err != nil {
-			return nil, err
-		}
-		if found := s.claim(key, r.Use); found != nil {
-			return found, nil
+		found, err := s.await(ctx, f, r)
+		if found != nil || err != nil {
+			return found, err
 		}
 	}
-	return nil, fail(DiskFull, "the checkout was removed before it could be used")
+	return nil, fail(Failed, "somebody removes the checkouts of this node as they are made")
 }
 
 // find claims a checkout that is there and that this request may have without
@@ -108,6 +106,7 @@ func (s *Store) join(where remote, r Request) (*flight, error) {
 	defer s.mu.Unlock()
 	if f := s.flights[key]; f != nil && f.waiting > 0 {
 		f.waiting++
+		s.slots.join(f.turn, r.Pod)
 		return f, nil
 	}
 	if s.ctx.Err() != nil {
@@ -115,69 +114,97 @@ func (s *Store) join(where remote, r Request) (*flight, error) {
 	}
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	f := &flight{
-		job:   &job{store: s, remote: where, revision: r.Revision, credential: r.Credential},
+		job: &job{store: s, remote: where, revision: r.Revision, credential: r.Credential, order: s.begun},
+		// Whether the content is private, only the work tells: requests with credentials
+		// and without are one work.
+		turn:  s.slots.enter(where.host, record{URL: where.url, Revision: r.Revision}.work(), r.Pod),
 		began: s.config.Now(), waiting: 1, cancel: cancel, done: make(chan struct{}),
 	}
+	s.begun++
 	f.job.enter(PhaseWaiting)
 	s.flights[key] = f
 	s.working.Go(func() {
 		ctx, stop := context.WithTimeoutCause(ctx, s.config.Limits.Timeout,
 			fail(Timeout, "the checkout was not complete within "+s.config.Limits.Timeout.String()))
 		defer stop()
-		f.key, f.err = s.fly(ctx, f.job)
+		made, err := s.fly(ctx, f)
 		cancel(nil)
 		s.mu.Lock()
+		f.key, f.err = made, err
 		if s.flights[key] == f {
 			delete(s.flights, key)
 		}
+		if err == nil && f.waiting > 0 {
+			s.landed[f] = true
+		}
 		s.mu.Unlock()
+		// Until here its checkout is kept by its turn, from here on by who waits for it.
+		s.slots.leave(f.turn)
 		close(f.done)
 	})
 	return f, nil
 }
 
-// await waits for a flight as long as its caller does.
-func (s *Store) await(ctx context.Context, f *flight) (key string, err error) {
+// await waits for a flight as long as its caller does, and claims what it has made;
+// nil when that is not there any more.
+func (s *Store) await(ctx context.Context, f *flight, r Request) (*Checkout, error) {
 	select {
 	case <-f.done:
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	f.waiting--
-	if f.waiting == 0 {
-		// Too late for a flight that has ended.
-		f.cancel(errNobodyWaits)
-	}
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	s.slots.part(f.turn, r.Pod)
+	defer func() {
+		if f.waiting--; f.waiting == 0 {
+			// Too late for a flight that has ended.
+			f.cancel(errNobodyWaits)
+			delete(s.landed, f)
+		}
+	}()
 	select {
 	case <-f.done:
-		return f.key, f.err
 	default:
-		return "", context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
+	if f.err != nil {
+		return nil, f.err
+	}
+	return s.claimLocked(f.key, r.Use), nil
 }
 
-// fly does the work of one flight. Work on one content is done once at a time: who
-// comes second finds it there, and has to prove no more than its credential.
-func (s *Store) fly(ctx context.Context, j *job) (key string, err error) {
-	private := j.credential != nil
-	leave, err := s.enterContent(ctx, contentKey(j.remote, j.revision, private))
-	if err != nil {
+// fly does the work of one flight when its turn has come. Work on one commit of one
+// repository is done once at a time: who comes second finds it there, and has to prove
+// no more than its credential.
+func (s *Store) fly(ctx context.Context, f *flight) (key string, err error) {
+	if err := s.slots.wait(ctx, f.turn); err != nil {
 		return "", err
 	}
-	defer leave()
-	free, err := s.slots.take(ctx, j.remote.host)
-	if err != nil {
-		return "", err
-	}
-	defer free()
-	key, err = s.attempt(ctx, j)
+	key, err = s.attempt(ctx, f.job)
 	if ClassOf(err) == DiskFull && s.dropIdle(ctx, 0) > 0 {
-		again := &job{store: s, remote: j.remote, revision: j.revision, credential: j.credential}
-		key, err = s.attempt(ctx, again)
+		key, err = s.attempt(ctx, s.anew(f))
+	}
+	if errors.Is(err, errNowPublic) {
+		key, err = s.attempt(ctx, s.anew(f))
 	}
 	return key, err
 }
+
+// anew gives a flight a job that has done nothing yet.
+func (s *Store) anew(f *flight) *job {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := f.job
+	f.job = &job{
+		store: s, remote: was.remote, revision: was.revision, credential: was.credential, order: was.order, unproven: was.unproven,
+	}
+	f.job.enter(PhaseResolving)
+	return f.job
+}
+
+// errNowPublic says that a private checkout is there, and that the server shows it to
+// anybody by now. What was read without a credential is another checkout.
+var errNowPublic = errors.New("the server did not ask for the credential")
 
 func (s *Store) attempt(ctx context.Context, j *job) (key string, err error) {
 	if public := contentKey(j.remote, j.revision, false); s.isReady(public) {
@@ -191,9 +218,13 @@ func (s *Store) attempt(ctx context.Context, j *job) (key string, err error) {
 	if err := j.prepare(ctx); err != nil {
 		return "", err
 	}
-	if private := contentKey(j.remote, j.revision, true); j.credential != nil && s.isReady(private) {
+	if private := contentKey(j.remote, j.revision, true); j.credential != nil && !j.unproven && s.isReady(private) {
 		if err := j.prove(ctx); err != nil {
 			return "", err
+		}
+		if !j.used.Load() {
+			j.unproven = true
+			return "", errNowPublic
 		}
 		s.notePrivate(private, j.credential)
 		return private, nil
@@ -213,6 +244,7 @@ func (s *Store) attempt(ctx context.Context, j *job) (key string, err error) {
 		s.ready[key] = &published{
 			key: key, record: *r, users: map[string]bool{}, idle: s.config.Now(), proofs: map[string]time.Time{},
 		}
+		j.bytes.Store(0) // counted by its record from now on
 		s.mu.Unlock()
 	}
 	if private {
@@ -225,29 +257,4 @@ func (s *Store) isReady(key string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ready[key] != nil
-}
-
-// enterContent waits until nobody works on a content.
-func (s *Store) enterContent(ctx context.Context, key string) (leave func(), err error) {
-	for {
-		s.mu.Lock()
-		busy := s.contents[key]
-		if busy == nil {
-			mine := make(chan struct{})
-			s.contents[key] = mine
-			s.mu.Unlock()
-			return func() {
-				s.mu.Lock()
-				delete(s.contents, key)
-				s.mu.Unlock()
-				close(mine)
-			}, nil
-		}
-		s.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
 }

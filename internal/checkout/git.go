@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -118,6 +119,9 @@ func (j *job) start(ctx context.Context, out io.Writer, remote bool, args ...str
 		Read: []string{j.path}, Write: []string{j.dir("work")},
 		FileBytes: uint64(limits.Bytes), DataBytes: uint64(limits.Memory),
 	}}
+	if remote {
+		r.spec.Env[slices.Index(r.spec.Env, noProtocols)] = remoteProtocols
+	}
 	if remote && j.credential != nil {
 		if err := j.lend(&r); err != nil {
 			return storage("prepare the credential", err)
@@ -131,7 +135,7 @@ func (j *job) start(ctx context.Context, out io.Writer, remote bool, args ...str
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
-	return j.explain(stderr, err)
+	return j.explain(remote, stderr, err)
 }
 
 // lend gives a run of git the use of the job's credential.
@@ -142,7 +146,6 @@ func (j *job) lend(r *run) (err error) {
 	}
 	r.answer, err = answer(j.remote, j.credential, &j.used)
 	r.spec.WithAnswer = true
-	r.spec.Env = append(r.spec.Env, "GIT_ASKPASS="+askpassPath())
 	return err
 }
 
@@ -155,17 +158,25 @@ func (r *run) close() {
 	}
 }
 
-func (j *job) explain(stderr string, err error) error {
+func (j *job) explain(remote bool, stderr string, err error) error {
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	switch {
 	case !ok:
-		return &Error{Failed, "git could not be started on this node", err.Error(), err}
+		return &Error{Class: Failed, Message: "git could not be started on this node", Detail: err.Error(), Err: err, Node: true}
 	case exit.ExitCode() == confineFailed || strings.HasPrefix(stderr, confinedName+":"):
-		return &Error{Failed, "git could not be confined on this node", lastWords(stderr, ""), err}
+		return &Error{Class: Failed, Message: "git could not be confined on this node", Detail: lastWords(stderr, ""), Err: err, Node: true}
 	}
-	e := classify(stderr, j.credential.secrets(), err)
-	if e.Class == AuthRefused && j.credential == nil && j.remote.transport == overHTTPS {
+	// The node's paths are nobody's business.
+	stderr = strings.ReplaceAll(stderr, j.path+"/", "")
+	if saysFull(stderr) && j.store.full() {
+		return &Error{Class: DiskFull, Message: messageDiskFull, Err: err}
+	}
+	e := classify(stderr, !remote, j.credential.secrets(), err)
+	switch {
+	case e.Class == AuthRefused && j.credential == nil && j.remote.transport == overHTTPS:
 		e.Message = "the server asks for a credential, or has no such repository: name a Secret if it is private"
+	case e.Class == TooLarge && e.Message == "":
+		e.Message = j.store.config.Limits.tooManyBytes()
 	}
 	return e
 }

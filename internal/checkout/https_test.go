@@ -281,6 +281,7 @@ func TestAddressesOfTheNodeAreNotFetchedFrom(t *testing.T) {
 	for _, host := range []string{
 		"127.0.0.1", "127.9.9.9", "[::1]", "0.0.0.0", "[::]", "169.254.169.254", "[fe80::1]", "224.0.0.1", "[ff02::1]",
 		"[::ffff:127.0.0.1]", "[::ffff:a9fe:a9fe]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[::7f00:1]", "255.255.255.255",
+		"[64:ff9b:1::7f00:1]", "[64:ff9b:1:7f00:0:100::]", "[64:ff9b:1::a9fe:a9fe]", "[::ffff:0:7f00:1]", "[fec0::1]", "[fd20:ce::254]", "[64:ff9b:1::a60:1]",
 		"168.63.129.16", "[fd00:ec2::254]", "10.96.0.1", "[::ffff:10.96.0.1]", "sneaky.example", "api.example", "mapped.example",
 	} {
 		for _, url := range []string{"https://" + host + "/a/b", "https://" + host + ":8443/a/b"} {

@@ -3,13 +3,12 @@ package checkout_test
 import (
 	"bytes"
 	"context"
-	"io/fs"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -32,11 +31,20 @@ func TestMain(m *testing.M) {
 	if code, ours := checkout.Main(os.Args); ours {
 		os.Exit(code)
 	}
+	if filepath.Base(os.Args[0]) == probeName {
+		os.Exit(probe(os.Args[1:]))
+	}
 	if root := os.Getenv(victimVariable); root != "" {
 		os.Exit(victim(root))
 	}
 	if root := os.Getenv(fullVariable); root != "" {
 		os.Exit(fillDisk(root))
+	}
+	if errno := os.Getenv(fencelessVariable); errno != "" {
+		if err := refuseLandlock(errno); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	}
 	os.Exit(m.Run())
 }
@@ -232,25 +240,6 @@ func eventually(t *testing.T, what string, holds func() bool) {
 			t.Fatalf("%s: not within two minutes", what)
 		}
 	}
-}
-
-// grep finds a text in every file beneath a folder.
-func grep(t *testing.T, dir, text string) (found []string) {
-	t.Helper()
-	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
-			return nil
-		}
-		b, err := os.ReadFile(p)
-		if err == nil && strings.Contains(string(b), text) {
-			found = append(found, p)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return found
 }
 
 func loopback(a netip.AddrPort) func(*checkout.Config) {

@@ -1,8 +1,6 @@
 package checkout
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -12,7 +10,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/crypto/ssh/agent"
 	"golang.org/x/sys/unix"
@@ -47,34 +44,37 @@ func TestAnAddressIsTakenApartAsGitTakesIt(t *testing.T) {
 
 func TestWhatGitSaysIsClassifiedAndRedacted(t *testing.T) {
 	c := &Credential{Token: "tok/en+1"}
-	e := classify("remote: x\x1b[31m\nfatal: Authentication failed for 'https://x-access-token:tok%2Fen+1@h/r/'\n", c.secrets(), nil)
+	e := classify("remote: x\x1b[31m\nfatal: Authentication failed for 'https://x-access-token:tok%2Fen+1@h/r/'\n", false, c.secrets(), nil)
 	if e.Class != AuthRefused || strings.Contains(e.Error(), "tok") {
 		t.Errorf("%v", e)
 	}
-	e = classify("fatal: boom tok/en+1 tok%2Fen%2B1 eC1hY2Nlc3MtdG9rZW46dG9rL2VuKzE= \x1b]0;x\x07"+strings.Repeat("y", 1000), c.secrets(), nil)
+	e = classify("fatal: boom tok/en+1 tok%2Fen%2B1 eC1hY2Nlc3MtdG9rZW46dG9rL2VuKzE= \x1b]0;x\x07"+strings.Repeat("y", 1000), false, c.secrets(), nil)
 	if e.Class != Failed || strings.Contains(e.Error(), "tok/") || strings.Contains(e.Error(), "eC1h") || strings.ContainsAny(e.Error(), "\x1b\x07") || len(e.Error()) > 300 {
 		t.Errorf("%d bytes: %q", len(e.Error()), e.Error())
 	}
 }
 
-func TestAskpassAnswersAboutItsServerAlone(t *testing.T) {
-	r, err := parseRemote("https://h.example:8443/r")
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestTheHelperAnswersAboutItsServerAlone(t *testing.T) {
 	c := &Credential{Token: "t", Username: "u"}
-	for question, want := range map[string]string{
-		"Username for 'https://h.example:8443': ":              "u",
-		"Password for 'https://u@h.example:8443': ":            "t",
-		"Password for 'https://u@h.example': ":                 "",
-		"Password for 'https://u@evil.example:8443': ":         "",
-		"Password for 'http://u@h.example:8443': ":             "",
-		"Password for 'https://h.example:8443@evil.example': ": "",
-		"Enter passphrase for key '/k': ":                      "",
-		"":                                                     "",
+	const answered = "username=u\npassword=t\n"
+	for _, try := range []struct{ url, question, want string }{
+		{"https://h.example:8443/r", "protocol=https\nhost=h.example:8443\n", answered},
+		{"https://h.example/r", "protocol=https\nhost=h.example\n", answered},
+		{"https://[2001:db8::1]/r", "protocol=https\nhost=[2001:db8::1]\n", answered},
+		{"https://h.example:8443/r", "protocol=https\nhost=h.example\n", ""},
+		{"https://h.example:8443/r", "protocol=https\nhost=evil.example:8443\n", ""},
+		{"https://h.example:8443/r", "protocol=http\nhost=h.example:8443\n", ""},
+		{"https://h.example:8443/r", "protocol=https\nhost=h.example:8443@evil.example\n", ""},
+		{"https://h.example:8443/r", "protocol=https\nhost=evil.example/@h.example:8443\n", ""},
+		{"https://h.example:8443/r", "protocol=https\n", ""},
+		{"https://h.example:8443/r", "", ""},
 	} {
-		if got, _, _ := answerTo(question, r, c); got != want {
-			t.Errorf("%q is answered %q, expected %q", question, got, want)
+		r, err := parseRemote(try.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := answerTo(try.question, r, c); got != try.want {
+			t.Errorf("of %s, %q is answered %q, expected %q", try.url, try.question, got, try.want)
 		}
 	}
 }
@@ -163,37 +163,6 @@ func TestATreeDeeperThanAPathIsRemoved(t *testing.T) {
 	}
 	if _, err := os.Lstat(filepath.Join(parent.Name(), "top")); err == nil {
 		t.Error("it is still there")
-	}
-}
-
-func TestOneServerTakesItsShareOfTheSlotsAndNoMore(t *testing.T) {
-	s := newSlots(3, 2)
-	take := func(host string, patience time.Duration) (func(), error) {
-		ctx, stop := context.WithTimeout(t.Context(), patience)
-		defer stop()
-		return s.take(ctx, host)
-	}
-	var back []func()
-	for i, host := range []string{"slow", "slow", "quick"} {
-		free, err := take(host, time.Minute)
-		if err != nil {
-			t.Fatalf("%s: %v", host, err)
-		}
-		back = append(back, free)
-		if i == 1 {
-			if _, err := take("slow", time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("a third slot for one server: %v", err)
-			}
-		}
-	}
-	if _, err := take("other", time.Millisecond); err == nil {
-		t.Error("a fourth slot of three")
-	}
-	for _, free := range back {
-		free()
-	}
-	if n := len(s.hosts.byHost); n != 0 || len(s.all) != 0 {
-		t.Errorf("%d servers are still known, %d slots taken", n, len(s.all))
 	}
 }
 

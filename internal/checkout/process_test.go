@@ -50,56 +50,6 @@ func processes() map[int]process {
 	return all
 }
 
-func TestTheTokenIsNowhere(t *testing.T) {
-	w := newWorld(t)
-	repo := w.repository()
-	sha := repo.Files("main", map[string]string{"README": "secret\n"})
-	held := newGate(t)
-	server := w.https(private(&gitserver.HTTPS{Hold: held.hold}))
-	w.open([]*gitserver.HTTPS{server})
-	done := make(chan error, 1)
-	ask := checkout.Request{URL: server.URL(repo.Name), Revision: sha, Credential: &checkout.Credential{Token: canary}, Use: "u"}
-	go func() {
-		_, err := w.store.Get(t.Context(), ask)
-		done <- err
-	}()
-	seen := map[string]bool{}
-	look := func() {
-		for pid, p := range processes() {
-			if pid == os.Getpid() {
-				continue
-			}
-			if strings.Contains(p.cmdline, canary) || strings.Contains(p.environ, canary) {
-				t.Errorf("process %d shows the token: %s", pid, p.cmdline)
-			}
-			if strings.Contains(p.environ, w.root) {
-				seen[strings.Fields(p.cmdline + " ?")[0]] = true
-			}
-		}
-		if found := grep(t, w.root, canary); len(found) != 0 {
-			t.Errorf("the token is on the disk: %v", found)
-		}
-	}
-	eventually(t, "the server is asked for objects", func() bool { look(); return held.waiting() > 0 })
-	look()
-	held.open()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	look()
-	if len(seen) < 2 {
-		t.Errorf("the look at processes saw too little of git: %v", seen)
-	}
-	wrong := ask
-	wrong.Credential = &checkout.Credential{Token: canary + "!"}
-	_, err := w.get(wrong)
-	for what, text := range map[string]string{"log": w.log.String(), "error": fmt.Sprintf("%v %+v %#v", err, err, err)} {
-		if strings.Contains(text, canary) {
-			t.Errorf("the %s shows the token: %s", what, text)
-		}
-	}
-}
-
 func TestACredentialDoesNotPrintItself(t *testing.T) {
 	c := checkout.Credential{Token: canary, Password: canary, Username: canary, SSHKey: []byte(canary), KnownHosts: []byte(canary)}
 	r := checkout.Request{URL: "https://h/r", Credential: &c}

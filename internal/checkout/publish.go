@@ -1,6 +1,7 @@
 package checkout
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -22,6 +23,9 @@ type record struct {
 	Made     time.Time `json:"made"`
 	usage
 }
+
+// work names what is done once at a time.
+func (r record) work() string { return r.URL + "\x00" + r.Revision }
 
 // publish inspects what git left and moves it into the store. No process of git is
 // left; what it was made to write is not believed.
@@ -49,6 +53,10 @@ func (j *job) publish(key string, private bool) (*record, error) {
 	r.usage, err = j.hand(root)
 	if err != nil {
 		return nil, storage("hand the checkout over", err)
+	}
+	j.bytes.Store(r.Bytes)
+	if err := j.store.admit(context.Background(), j); err != nil {
+		return nil, err
 	}
 	return &r, storage("publish the checkout", j.move(key, &r))
 }
@@ -139,8 +147,8 @@ func (j *job) hand(root *os.File) (usage, error) {
 	return u, walk(root, func(e *entry) error {
 		u.Inodes++
 		u.Bytes += e.stat.Blocks * 512
-		if u.Inodes > c.Limits.Inodes || u.Bytes > c.Limits.Bytes {
-			return fail(TooLarge, messageTooLarge)
+		if err := c.Limits.exceeded(u); err != nil {
+			return err
 		}
 		mode := uint32(0o644)
 		switch kind := e.kind(); {
@@ -186,7 +194,19 @@ func (j *job) move(key string, r *record) error {
 	if err := os.WriteFile(filepath.Join(out, recordFile), append(content, '\n'), 0o600); err != nil {
 		return err
 	}
-	return os.Rename(out, j.store.readyPath(key))
+	err = os.Rename(out, j.store.readyPath(key))
+	if !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOTEMPTY) {
+		return err
+	}
+	// The store knows of nothing there: what somebody has left of a checkout by hand.
+	rubbish, err := j.store.withdraw(key)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(out, j.store.readyPath(key)); err != nil {
+		return err
+	}
+	return j.store.removeRubbish(rubbish)
 }
 
 // discard removes the job's folder. What cannot be removed now is removed at the

@@ -36,8 +36,7 @@ func TestARepositoryOverSSHOpensToItsKeyOnTheKnownHostAlone(t *testing.T) {
 	if got := content(t, w.mustGet(ask), "README"); got != "over ssh\n" {
 		t.Errorf("README holds %q", got)
 	}
-	// The key is the agent's: neither it nor its socket is left, nor was the key ever
-	// in a file. (What is written while it works is looked at for https.)
+	// The key is the agent's: not even its socket is left.
 	w.nothingLeft()
 	ask.Credential = &checkout.Credential{SSHKey: server.OtherKey(), KnownHosts: server.KnownHosts()}
 	w.fails(ask, checkout.AuthRefused)

@@ -31,21 +31,26 @@ const (
 type Limits struct {
 	Bytes   int64         // of one checkout with its repository, as the disk counts; 2 GiB
 	Inodes  int64         // files, folders and links of one, .git included; 200,000
+	Total   int64         // bytes of all, those in use and those under way included; 50 GiB
+	Free    int           // percent of the disk, in bytes and in files, that they leave free; 10; negative: 0
 	Memory  int64         // private memory of each process of git, in bytes; 1 GiB
 	Timeout time.Duration // for the whole of one checkout, waiting included; 300 s
 	Budget  int64         // bytes of checkouts that nobody uses; 10 GiB; negative: none is kept
 	Jobs    int           // at the same time; 8
-	PerHost int           // of these, for one server; half of Jobs
+	PerHost int           // of these, for one server; all but one
 }
 
 func (l Limits) complete() Limits {
 	for _, d := range []struct {
 		field *int64
 		value int64
-	}{{&l.Bytes, 2 << 30}, {&l.Inodes, 200_000}, {&l.Memory, 1 << 30}, {&l.Budget, 10 << 30}} {
+	}{{&l.Bytes, 2 << 30}, {&l.Inodes, 200_000}, {&l.Total, 50 << 30}, {&l.Memory, 1 << 30}, {&l.Budget, 10 << 30}} {
 		if *d.field == 0 {
 			*d.field = d.value
 		}
+	}
+	if l.Free == 0 {
+		l.Free = 10
 	}
 	if l.Timeout == 0 {
 		l.Timeout = 300 * time.Second
@@ -54,10 +59,15 @@ func (l Limits) complete() Limits {
 		l.Jobs = 8
 	}
 	if l.PerHost == 0 {
-		l.PerHost = max(1, l.Jobs/2)
+		l.PerHost = max(1, l.Jobs-1)
 	}
 	return l
 }
+
+// Processes is how many processes of git work on one checkout at the same time and keep
+// what a server sends, with Limits.Memory for each: fetch, its helper for https,
+// fetch-pack for the old protocol, and index-pack.
+const Processes = 4
 
 // Owner is who the files of a published checkout belong to.
 type Owner struct{ UID, GID int }
@@ -88,13 +98,14 @@ type Store struct {
 	lock   *os.File
 	ctx    context.Context //nolint:containedctx // the life of the store, which jobs outlive their callers in
 	cancel context.CancelFunc
-	slots  slots
+	slots  *slots
 
 	mu        sync.Mutex
 	ready     map[string]*published // by key
 	uses      map[string]string     // key, by use
 	flights   map[flightKey]*flight
-	contents  map[string]chan struct{} // one clone of one content at a time, by key
+	landed    map[*flight]bool // have a checkout that callers have still to claim
+	begun     int              // flights
 	recovered bool
 	working   sync.WaitGroup
 }
@@ -120,6 +131,7 @@ type Request struct {
 	Revision   string // 40 hex digits
 	Credential *Credential
 	Use        string // who uses it, until Release: the Pod and the target
+	Pod        string // who asks: no Pod's work keeps that of the others waiting
 }
 
 // Checkout is a folder that holds the commit, and its repository in .git.
@@ -136,8 +148,7 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	}
 	s := &Store{
 		config: c, salt: []byte(rand.Text()), ready: map[string]*published{}, uses: map[string]string{},
-		flights: map[flightKey]*flight{}, contents: map[string]chan struct{}{},
-		slots: newSlots(c.Limits.Jobs, c.Limits.PerHost),
+		flights: map[flightKey]*flight{}, landed: map[*flight]bool{}, slots: newSlots(c.Limits.Jobs, c.Limits.PerHost),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := s.takeFolder(); err != nil {
@@ -147,6 +158,9 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	if err := s.tryGit(ctx); err != nil {
 		s.Close()
 		return nil, err
+	}
+	if !hasLandlock() {
+		c.Log.Warn("this kernel has no Landlock: what git may read and write is bounded by covers and by its user alone; use Linux 5.19 or newer with landlock among its security modules")
 	}
 	return s, nil
 }
@@ -206,7 +220,7 @@ func (s *Store) takeFolder() error {
 	s.lock = lock
 	// The kernel drops it with the process, so a lock is never stale.
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return &Error{Failed, "another agent uses the folder of checkouts", root, err}
+		return &Error{Class: Failed, Message: "another agent uses the folder of checkouts", Detail: root, Err: err, Node: true}
 	}
 	return s.sweep()
 }
@@ -221,7 +235,7 @@ func (s *Store) tryGit(ctx context.Context) error {
 		FileBytes: uint64(s.config.Limits.Bytes), DataBytes: uint64(s.config.Limits.Memory),
 	}}
 	if words, err := r.do(ctx); err != nil {
-		return &Error{Failed, "git does not run on this node", lastWords(words, ""), err}
+		return &Error{Class: Failed, Message: "git does not run on this node", Detail: lastWords(words, ""), Err: err, Node: true}
 	}
 	var major, minor int
 	if _, err := fmt.Sscanf(string(out.kept), "git version %d.%d", &major, &minor); err != nil || major < 2 || major == 2 && minor < 37 {
@@ -254,6 +268,10 @@ func contentKey(r remote, revision string, private bool) string {
 func (s *Store) claim(key, use string) *Checkout {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.claimLocked(key, use)
+}
+
+func (s *Store) claimLocked(key, use string) *Checkout {
 	p := s.ready[key]
 	if p == nil {
 		return nil

@@ -106,6 +106,7 @@ Pod; the agent on the Pod's node mounts it and answers.`,
 		newExplain(), newRecover(), newDemo(), newVersion(version),
 		newVerify(),
 		newInstall(), newUninstall(),
+		newImport(),
 	)
 	// A name of a file is offered where one is wanted, see takesFile, and nowhere else.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)

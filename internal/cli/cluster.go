@@ -85,14 +85,19 @@ func given(flags ...[2]string) string {
 		if value == "" {
 			continue
 		}
-		if strings.ContainsFunc(value, func(r rune) bool {
-			return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("/._:@-", r)
-		}) {
-			value = "'" + strings.ReplaceAll(value, "'", `'\''`) + "'"
-		}
-		b.WriteString(" --" + f[0] + " " + value)
+		b.WriteString(" --" + f[0] + " " + word(value))
 	}
 	return b.String()
+}
+
+// word is the value as a word of a shell.
+func word(value string) string {
+	if strings.ContainsFunc(value, func(r rune) bool {
+		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("/._:@-", r)
+	}) {
+		return "'" + strings.ReplaceAll(value, "'", `'\''`) + "'"
+	}
+	return value
 }
 
 // connect makes the clients. It sends nothing.

@@ -71,6 +71,9 @@ func TestScripts(t *testing.T) {
 	_, asker := s.User(t, "asker",
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods", "events", "nodes"}, Verbs: []string{"get", "list"}},
 		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, Verbs: []string{"list"}})
+	_, secretary := s.User(t, "secretary",
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "patch"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "create", "patch"}})
 	_, namespaced := s.User(t, "namespaced")
 	w := &world{api: s.Client(t)}
 	drivers, err := newAgents(w, asker)
@@ -100,6 +103,7 @@ func TestScripts(t *testing.T) {
 				writeKubeconfig(namespaced, ns, filepath.Join(env.WorkDir, "namespaced")),
 				writeKubeconfig(user, ns, env.Getenv("KUBECONFIG")),
 				writeKubeconfig(stranger, ns, filepath.Join(env.WorkDir, "stranger")),
+				writeKubeconfig(secretary, ns, filepath.Join(env.WorkDir, "secretary")),
 				writeKubeconfig(reader, ns, filepath.Join(env.WorkDir, "stranger-reader")),
 				drivers.kubeconfig(ns, filepath.Join(env.WorkDir, "asker")))
 		},

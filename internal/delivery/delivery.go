@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -62,6 +63,9 @@ func Explain(err error) (grant.Code, string) {
 	if code, text := explainContent(err); text != "" {
 		return code, text
 	}
+	if code, text := explainProcess(err); text != "" {
+		return code, text
+	}
 	if lost, ok := errors.AsType[*beneath.MarkError](err); ok {
 		return grant.CodeMountFailed, lost.Error() + ": it drops the sticky bit, or sets modes itself, and the sandbox user could not write there: " +
 			"make the folder on the claim and give it to that user, or use storage that keeps modes"
@@ -93,10 +97,25 @@ func Explain(err error) (grant.Code, string) {
 	return grant.CodeMountFailed, "the mount failed: " + reason(err)
 }
 
-// reason is the kernel's own word for an error, without the node's paths.
+// reason is the kernel's own word for an error, without the node's paths: no error
+// gets into an answer by another way.
 func reason(err error) string {
 	if errno, ok := errors.AsType[unix.Errno](err); ok {
 		return fmt.Sprintf("%s (%s)", unix.ErrnoName(errno), errno.Error())
 	}
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		return path.Err.Error()
+	}
+	if link, ok := errors.AsType[*os.LinkError](err); ok {
+		return link.Err.Error()
+	}
 	return err.Error()
+}
+
+// ofSystem tells whether an error is one of the system's, which may have paths in it.
+func ofSystem(err error) bool {
+	_, errno := errors.AsType[unix.Errno](err)
+	_, path := errors.AsType[*fs.PathError](err)
+	_, link := errors.AsType[*os.LinkError](err)
+	return errno || path || link
 }

@@ -109,31 +109,28 @@ func (f *Filesystem) Usable(context.Context) error { return nil }
 // answering for a minute after the server has gone.
 func (f *Filesystem) Alive(ctx context.Context, tree *beneath.Dir, target string) error {
 	_, err := deadline.On(ctx, f.Budget, f.Bound, tree, func(tree *beneath.Dir) (struct{}, error) {
-		return struct{}{}, f.asks(tree, target)
+		return struct{}{}, asks(f.Table, tree, target)
 	}, deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: 1})
 	return err
 }
 
-func (f *Filesystem) asks(tree *beneath.Dir, target string) error {
+// asks asks whoever serves the mount at target for the attributes of its root. It
+// closes tree: what it does may hang, and must not keep the tree busy.
+func asks(table mnt.Table, tree *beneath.Dir, target string) error {
 	dir, err := tree.Open(target)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	tree.Close() // what follows may hang, and must not keep the tree busy
-	place, err := f.Table.At(dir)
+	tree.Close()
+	place, err := table.At(dir)
 	if err != nil {
 		return err
 	}
 	if !place.MountRoot {
 		return fmt.Errorf("%s: %w", dir.Path(), proof.ErrNotAMount)
 	}
-	var stx unix.Statx_t
-	err = unix.Statx(dir.Fd(), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &stx)
-	if errors.Is(err, unix.ESTALE) {
-		return fmt.Errorf("%w: %w", proof.ErrDeleted, err)
-	}
-	return err
+	return proof.Asks(dir)
 }
 
 // explainFilesystem is Explain for what servers and Secrets are refused by, "" for

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/datalayer/node-mounts/internal/netaddr"
 )
 
 // Servers are the NFS servers that a node mounts from. A grant names one, and so
@@ -73,36 +75,26 @@ func (s Servers) refuses(host string, a netip.Addr) string {
 	return "is not among those that this node mounts from (--nfs-servers)"
 }
 
-// metadata are the addresses where clouds hand out a node's credentials, beyond
-// the link-local ones.
-func metadata() []netip.Addr {
-	return []netip.Addr{
-		netip.MustParseAddr("fd00:ec2::254"),   // AWS over IPv6
-		netip.MustParseAddr("100.100.100.200"), // Alibaba
-		netip.MustParseAddr("168.63.129.16"),   // Azure
-		netip.MustParseAddr("192.0.0.192"),     // Oracle
-	}
-}
-
 const (
 	unless = ": it is not mounted from unless --nfs-servers has the address"
 	isNode = "is the node itself" + unless
 )
 
+// special says what an address is that no server has, "" for every other.
 func special(a netip.Addr) string {
-	switch {
-	case a.Zone() != "":
-		return "has an address with a zone" + unless
-	case a.IsLoopback():
+	switch netaddr.Special(a) {
+	case netaddr.Usual:
+		return ""
+	case netaddr.Loopback:
 		return isNode
-	case a.IsUnspecified(), a.Is4() && a.As4()[0] == 0:
-		return "has an address that is none" + unless
-	case a.IsLinkLocalUnicast():
+	case netaddr.Link:
 		return "has an address of the node's own link, as metadata services have" + unless
-	case a.IsMulticast(), a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
-		return "has an address of many" + unless
-	case slices.Contains(metadata(), a):
+	case netaddr.Metadata:
 		return "has the address of a metadata service" + unless
+	case netaddr.Many:
+		return "has an address of many" + unless
+	case netaddr.Zoned:
+		return "has an address with a zone" + unless
 	}
-	return ""
+	return "has an address that is none" + unless
 }

@@ -71,6 +71,7 @@ var _ Delivery = (*Materialize)(nil)
 // making is one content on its way, for one grant of one Pod.
 type making struct {
 	identity plan.Identity
+	data     secret.Data // that it is made with
 	cancel   context.CancelFunc
 	left     bool // nobody looks at it: Ended has to be called
 	done     chan struct{}
@@ -86,6 +87,12 @@ func (w *making) ended() bool {
 	default:
 		return false
 	}
+}
+
+// outdated tells whether it has failed with a Secret that is another one by now: what
+// it failed of may have been that.
+func (w *making) outdated(data secret.Data) bool {
+	return w.ended() && w.err != nil && !w.data.Equal(data)
 }
 
 // useOf names a grant of a Pod among the users of a content.
@@ -142,17 +149,17 @@ var errNoStore = errors.New("this agent keeps no checkouts")
 
 // Deliver implements Delivery, for a grant without a Secret.
 func (d *Materialize) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mnt.Record, error) {
-	return d.DeliverWith(ctx, tree, m, secret.Data{})
+	return d.DeliverWith(ctx, tree, m, Credential{})
 }
 
-// DeliverWith is Deliver with the values of the Secret that the grant names. Beside
-// the errors of Deliver it has ErrUnderway.
-func (d *Materialize) DeliverWith(ctx context.Context, tree *beneath.Dir, m plan.Mount, data secret.Data) (mnt.Record, error) {
+// DeliverWith is Deliver with the Secret that the grant names. Beside the errors of
+// Deliver it has ErrUnderway.
+func (d *Materialize) DeliverWith(ctx context.Context, tree *beneath.Dir, m plan.Mount, c Credential) (mnt.Record, error) {
 	store, err := d.stored()
 	if err != nil {
 		return mnt.Record{}, &contentError{err: err}
 	}
-	w := d.begin(store, podOf(tree), m, data)
+	w := d.begin(store, podOf(tree), m, c.Data)
 	timer := time.NewTimer(soon)
 	defer timer.Stop()
 	select {
@@ -176,19 +183,19 @@ func (d *Materialize) begin(store Checkouts, uid string, m plan.Mount, data secr
 	d.mu.Lock()
 	w := d.makings[use]
 	d.mu.Unlock()
-	if w != nil && w.identity == m.Identity() {
+	if w != nil && w.identity == m.Identity() && !w.outdated(data) {
 		return w
 	}
 	d.Abandon(uid, m.Target())
 	ctx, cancel := context.WithCancel(d.Life)
-	w = &making{identity: m.Identity(), cancel: cancel, done: make(chan struct{})}
+	w = &making{identity: m.Identity(), data: data, cancel: cancel, done: make(chan struct{})}
 	d.mu.Lock()
 	if d.makings == nil {
 		d.makings = make(map[string]*making)
 	}
 	d.makings[use] = w
 	d.mu.Unlock()
-	request := checkout.Request{URL: m.Source(), Revision: m.Identity().Revision, Use: use}
+	request := checkout.Request{URL: m.Source(), Revision: m.Identity().Revision, Use: use, Pod: uid}
 	if m.Identity().Secret != "" {
 		request.Credential = credential(data)
 	}

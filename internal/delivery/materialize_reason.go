@@ -2,7 +2,6 @@ package delivery
 
 import (
 	"errors"
-	"io/fs"
 	"time"
 
 	"github.com/datalayer/node-mounts/grant"
@@ -41,19 +40,20 @@ func explainContent(err error) (grant.Code, string) {
 	if !ok {
 		return grant.CodeMountFailed, "there is no checkout: " + reason(failed.err)
 	}
-	text := why.Error()
-	if path, ok := errors.AsType[*fs.PathError](failed.err); ok {
-		// The node's paths are nobody's business.
-		text = why.Message + ": " + reason(path.Err)
+	text := why.Message
+	switch {
+	case why.Class == checkout.DiskFull, why.Class == checkout.TooLarge:
+		// git's own words name files, and add nothing.
+	case ofSystem(why.Err):
+		text += ": " + reason(why.Err)
+	case !why.Node:
+		text = why.Error()
 	}
 	switch why.Class {
 	case checkout.AuthRefused:
 		return grant.CodeSecretRefused, text
 	case checkout.Refused, checkout.Invalid:
 		return grant.CodeInvalidSource, text
-	case checkout.DiskFull, checkout.TooLarge:
-		// git's own words name files, and add nothing.
-		return grant.CodeMountFailed, why.Message
 	}
 	return grant.CodeMountFailed, text
 }
@@ -70,6 +70,10 @@ func Pause(err error, count int) time.Duration {
 	switch checkout.ClassOf(failed.err) {
 	case checkout.TooLarge, checkout.Timeout:
 		first, last = time.Minute, 10*time.Minute
+	case checkout.Invalid:
+		// A commit does not change, and neither does an address. Another git, or another
+		// limit, comes with another agent, which has no failures yet.
+		first, last = time.Hour, 24*time.Hour
 	}
 	return min(first<<min(max(count-1, 0), 10), last)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -26,15 +27,9 @@ func TestEachClassOfFailureHasTheCodeThatTheExplanationNames(t *testing.T) {
 		if got != code || !strings.HasPrefix(text, "the sentence") {
 			t.Errorf("%s: %s %q", class, got, text)
 		}
-		if Pause(err, 1) < 2*time.Second || Pause(err, 99) < Pause(err, 1) || Pause(err, 99) > 10*time.Minute {
+		if Pause(err, 1) < 2*time.Second || Pause(err, 99) < Pause(err, 1) || Pause(err, 99) > 24*time.Hour {
 			t.Errorf("%s is tried again after %s, and later %s", class, Pause(err, 1), Pause(err, 99))
 		}
-	}
-	if _, text := Explain(&contentError{&checkout.Error{
-		Class: checkout.Failed, Message: "the node could not work", Detail: "open /node/path: permission denied",
-		Err: &fs.PathError{Op: "open", Path: "/node/path", Err: unix.EACCES},
-	}}); strings.Contains(text, "/node/path") || !strings.Contains(text, "EACCES") {
-		t.Errorf("the message is %q", text)
 	}
 	if Pause(errors.New("another"), 1) != 0 {
 		t.Error("other failures wait as long as a checkout")
@@ -44,6 +39,48 @@ func TestEachClassOfFailureHasTheCodeThatTheExplanationNames(t *testing.T) {
 func TestTooLargeIsNotDownloadedAgainAtOnce(t *testing.T) {
 	if p := Pause(&contentError{&checkout.Error{Class: checkout.TooLarge}}, 1); p < time.Minute {
 		t.Errorf("it is after %s", p)
+	}
+}
+
+func TestWhatNeverChangesIsNotTriedForEver(t *testing.T) {
+	if p := Pause(&contentError{&checkout.Error{Class: checkout.Invalid}}, 1); p < time.Hour {
+		t.Errorf("it is after %s", p)
+	}
+}
+
+func TestAnAnswerHasNoPathOfTheNodeAndNothingOfItsNetwork(t *testing.T) {
+	const secret = "/node/path"
+	for _, err := range []error{
+		&fs.PathError{Op: "open", Path: secret, Err: unix.EACCES},
+		&os.LinkError{Op: "rename", Old: secret, New: secret, Err: unix.EACCES},
+		&os.LinkError{Op: "rename", Old: secret, New: secret, Err: unix.EACCES},
+		fmt.Errorf("%s: %w", secret, os.NewSyscallError("unlink", unix.EACCES)),
+		errors.Join(errors.New(secret), unix.EACCES),
+	} {
+		for _, class := range []checkout.Class{checkout.Failed, checkout.DiskFull, checkout.Unreachable} {
+			for _, e := range []error{
+				&contentError{&checkout.Error{Class: class, Message: "the sentence", Detail: err.Error(), Err: err}},
+				&contentError{&checkout.Error{Class: class, Message: "the sentence", Detail: secret, Node: true}}, &contentError{err}, err,
+			} {
+				if _, text := Explain(e); strings.Contains(text, secret) || text == "" {
+					t.Errorf("%s, %T: the answer is %q", class, e, text)
+				}
+			}
+		}
+		if text := reason(err); !strings.Contains(text, "EACCES") {
+			t.Errorf("the reason is %q", text)
+		}
+	}
+	for _, err := range []error{
+		&fs.PathError{Op: "open", Path: secret, Err: fs.ErrClosed}, &os.LinkError{Op: "link", Old: secret, New: secret, Err: fs.ErrClosed},
+	} {
+		if _, text := Explain(&contentError{&checkout.Error{Class: checkout.Failed, Message: "the sentence", Detail: err.Error(), Err: err}}); strings.Contains(text, secret) {
+			t.Errorf("the answer is %q", text)
+		}
+	}
+	// What git says of a repository is for who asked.
+	if _, text := Explain(&contentError{&checkout.Error{Class: checkout.NotFound, Message: "no commit", Detail: "not our ref"}}); !strings.Contains(text, "not our ref") {
+		t.Errorf("the answer is %q", text)
 	}
 }
 

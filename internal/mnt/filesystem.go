@@ -33,6 +33,8 @@ type Setting struct {
 // Detached is a mount that is attached nowhere. Close lets it go; one that was
 // attached since stays.
 type Detached interface {
+	// Root opens its root, so that a filesystem can be tried before anybody sees it.
+	Root() (*beneath.Dir, error)
 	Close()
 }
 
@@ -61,6 +63,10 @@ type detached struct {
 }
 
 func (d *detached) Close() { d.close() }
+
+func (d *detached) Root() (*beneath.Dir, error) {
+	return beneath.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", d.fd))
+}
 
 // Mount implements Table.
 func (k *Kernel) Mount(fs Filesystem, flags Flags) (Detached, error) {

@@ -186,6 +186,13 @@ type Table interface {
 
 	// Attach attaches what Mount made on target.
 	Attach(m Detached, target *beneath.Dir) (Record, error)
+	// Swap attaches what Mount made in the place of the mount that stands on the
+	// directory name in dir, and detaches that one, whoever uses it. Where the kernel
+	// can (Linux 6.5), there is no instant without a mount. Errors: ErrNotMounted.
+	Swap(m Detached, dir *beneath.Dir, name string) (Record, error)
+	// Abort ends the FUSE connection of a filesystem: calls into it that wait, and all
+	// later ones, fail. Where there is none it does nothing.
+	Abort(dev Dev) error
 
 	// Unmount takes exactly one mount, the topmost, off the directory name in
 	// dir. With lazy it is detached although it is in use (MNT_DETACH): it goes

@@ -25,11 +25,22 @@ type Node struct {
 	Credentials bool         `json:"credentials"` // Secrets that grants name are read
 
 	Facts Facts `json:"facts"`
+	// Keeper is nil where no kind is served whose filesystem is a process.
+	Keeper *Keeper `json:"keeper,omitempty"`
 	// LostThreads wait in calls to storage that does not answer.
 	LostThreads int `json:"lost_threads"`
 	// Leaked are the mounts that should be gone and are not, now.
 	Leaked int   `json:"leaked"`
 	Pods   []Pod `json:"pods"`
+}
+
+// Keeper is what runs the filesystems that are processes.
+type Keeper struct {
+	There    bool   `json:"there"`
+	Reason   string `json:"reason,omitempty"` // why it is not
+	Version  string `json:"version,omitempty"`
+	Instance string `json:"instance,omitempty"` // another one after each start
+	Children int    `json:"children"`           // processes that run
 }
 
 // Propagation is what becomes of a mount made beneath a path.

@@ -81,11 +81,26 @@ func (f *Finder) waitOne(ctx context.Context, p Process) error {
 		return err
 	}
 	d.close()
-	conn, err := pidfd.SyscallConn()
+	return Ended(ctx, pidfd)
+}
+
+// Ended waits until the process of a pidfd has ended. The pidfd may be of another
+// pid namespace, and is made non-blocking.
+func Ended(ctx context.Context, pidfd *os.File) error {
+	own, err := unix.FcntlInt(pidfd.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(own, true)
+	}
+	if err != nil {
+		return os.NewSyscallError("dup pidfd", err)
+	}
+	f := os.NewFile(uintptr(own), "pidfd") // which the poller takes, as it does not block
+	defer f.Close()
+	conn, err := f.SyscallConn()
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = pidfd.SetReadDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	var polled error
 	err = conn.Read(func(fd uintptr) bool {

@@ -65,26 +65,38 @@ func (s *Storage) answers(tree *beneath.Dir, target string, rec *mnt.Record) err
 	return Reads(dir)
 }
 
-// Reads reads the directory: a call that reaches the storage, not a cached
-// attribute. A storage that squashes root may refuse the agent what it gives the
-// user. That is an answer too; whether it came from the storage is then asked in
-// another way. It may hang. Errors: ErrDeleted, or the storage's.
+// Reads reads the directory, and then asks its server: a client keeps names and
+// attributes, and some of them open a folder without a question, so that reading
+// alone goes on well for long after a server has gone. A storage that squashes root
+// may refuse the agent what it gives the user. That is an answer too. It may hang.
+// Errors: ErrDeleted, or the storage's.
 func Reads(dir *beneath.Dir) error {
 	// A fresh description of the same directory: O_PATH descriptors read nothing.
 	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(dir.Fd()))
 	if errors.Is(err, fs.ErrPermission) {
-		var stx unix.Statx_t
-		return unix.Statx(dir.Fd(), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &stx)
+		return Asks(dir)
 	}
 	if err != nil {
-		return err
+		return deleted(err)
 	}
 	defer f.Close()
-	_, err = f.ReadDir(1)
-	switch {
-	case errors.Is(err, io.EOF):
-		return nil
-	case errors.Is(err, fs.ErrNotExist):
+	if _, err := f.ReadDir(1); err != nil && !errors.Is(err, io.EOF) {
+		return deleted(err)
+	}
+	return Asks(dir)
+}
+
+// Asks asks the server of a directory for its attributes, whatever the client keeps
+// of them. It may hang. Errors: ErrDeleted, or the storage's.
+func Asks(dir *beneath.Dir) error {
+	var stx unix.Statx_t
+	return deleted(unix.Statx(dir.Fd(), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &stx))
+}
+
+// deleted tells a directory that is no more from a storage that fails: servers say so
+// in these two ways.
+func deleted(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE) {
 		return fmt.Errorf("%w: %w", ErrDeleted, err)
 	}
 	return err

@@ -1,5 +1,6 @@
 // Package bench measures what a grant costs: against the bare system calls on the
-// same kernel objects, and against a bare round trip through the same API server.
+// same kernel objects, against a bare round trip through the same API server, and
+// against git's own clone from the same server.
 //
 // It has one benchmark, BenchmarkReport, which makes one run and writes a report.
 // Machines differ, and one machine differs from minute to minute; so both sides
@@ -49,14 +50,18 @@ func TestMain(m *testing.M) {
 func BenchmarkReport(b *testing.B) {
 	began := time.Now()
 	r := newReport()
-	path := buildAgent(b) // first: both parts measure the same source
+	// First: all parts measure the same source.
+	path, fetch := build(b, "cmd/node-mounts-agent"), build(b, "test/bench/fetch")
+	repositories := newRepositories(b)
+	checkouts := measureCheckouts(b, fetch, repositories)
 	kernel := measureKernel(b)
-	api := measureAPI(b, path)
+	api := measureAPI(b, path, repositories)
 	r.targets(kernel, api)
 	r.kernel(kernel)
 	r.passes(kernel)
 	r.latency(api)
 	r.process(api)
+	r.repositories(checkouts, api)
 	r.end(time.Since(began))
 	fmt.Print("\n", r.String())
 	if file := flag.Lookup(reportFlag).Value.String(); file != "" {

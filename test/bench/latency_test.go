@@ -74,6 +74,8 @@ type apiResult struct {
 	restarted       memory
 	restartedPods   int
 	restartedWithin time.Duration
+
+	sharing []sharing // of a commit among Pods
 }
 
 // world is a node with the agent as a process, a cluster, and the responder that
@@ -87,7 +89,7 @@ type world struct {
 	barePods []*remotePod
 }
 
-func measureAPI(b *testing.B, path string) apiResult {
+func measureAPI(b *testing.B, path string, repositories []*repository) apiResult {
 	b.Helper()
 	w := &world{node: newNode(b), path: path}
 	others := newCrowd(b, w.node)
@@ -110,6 +112,7 @@ func measureAPI(b *testing.B, path string) apiResult {
 	out.changes = changes
 	out.patches, out.patchesRefused = w.changes()
 	w.fill(others, &out)
+	out.sharing = w.sharing(repositories)
 	return out
 }
 

@@ -29,25 +29,27 @@ type process struct {
 	last bytes.Buffer // what it has said
 }
 
-// buildAgent compiles the agent as it is shipped: this binary, with everything
-// that tests need in it, would be larger in memory.
-func buildAgent(b *testing.B) string {
+// build compiles a program as it is shipped: this binary, with everything that tests
+// need in it, would be larger in memory and slower to start.
+func build(b *testing.B, program string) string {
 	b.Helper()
-	path := filepath.Join(b.TempDir(), "node-mounts-agent")
-	out, err := exec.Command("go", "build", "-o", path, "github.com/datalayer/node-mounts/cmd/node-mounts-agent").CombinedOutput()
+	path := filepath.Join(b.TempDir(), filepath.Base(program))
+	out, err := exec.Command("go", "build", "-o", path, "github.com/datalayer/node-mounts/"+program).CombinedOutput()
 	if err != nil {
-		b.Fatalf("building the agent: %v\n%s", err, out)
+		b.Fatalf("building %s: %v\n%s", program, err, out)
 	}
 	return path
 }
 
 // startAgent starts the agent of a node. Its cap of mounts is raised: the
 // benchmark has other mounts and Pods beside those it measures.
-func startAgent(b *testing.B, path string, n *simnode.Node, config string) *process {
+func startAgent(b *testing.B, path string, n *simnode.Node, config string, more ...string) *process {
 	b.Helper()
-	cmd := exec.Command(path, "--node-id", nodeName, "--shared-root", n.Claim, "--root", n.Root, "--kubelet-dir", n.Kubelet,
-		"--namespace", namespace, "--kubeconfig", config, "--health-port", "0", "--max-mounts-per-node", "4096")
-	return startProcess(b, cmd, "watching the node's pods")
+	args := []string{
+		"--node-id", nodeName, "--shared-root", n.Claim, "--root", n.Root, "--kubelet-dir", n.Kubelet,
+		"--namespace", namespace, "--kubeconfig", config, "--health-port", "0", "--max-mounts-per-node", "4096",
+	}
+	return startProcess(b, exec.Command(path, append(args, more...)...), "watching the node's pods")
 }
 
 // startBare starts the responder that mounts nothing.

@@ -22,8 +22,8 @@ func newReport() *report {
 What a grant costs, from one run of %[1]smake bench%[1]s, which writes this page but for its last section.
 
 - **Ratios, not promises.** The machine is small and shared, so a time here says little about yours. Both sides of every
-  comparison took turns on the same kernel objects or the same API server, one measurement each, and the ratio is what to
-  read. p50 and p99 are measurements that were made (nearest rank); cells with two numbers are "p50 / p99".
+  comparison took turns on the same kernel objects, the same API server or the same git server, one measurement each, and the
+  ratio is what to read. p50 and p99 are measurements that were made (nearest rank); cells with two numbers are "p50 / p99".
 - Machine: Linux %[2]s, %[3]s, %[4]d cores, %[5]s, %[6]s.
 `, "`", obs.KernelRelease(), processor(), runtime.NumCPU(), runtime.Version(), time.Now().UTC().Format(time.DateOnly))
 	return r

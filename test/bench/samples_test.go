@@ -46,6 +46,13 @@ func (s samples) micros() string { return fmt.Sprintf("%.0f / %.0f", us(s.p50())
 // millis prints p50 and p99 in milliseconds.
 func (s samples) millis() string { return fmt.Sprintf("%.1f / %.1f", ms(s.p50()), ms(s.p99())) }
 
+// most is the longest.
+func (s samples) most() time.Duration { return s.at(1) }
+
+// few prints the median and the most in milliseconds: of few measurements, the
+// longest is no p99.
+func (s samples) few() string { return fmt.Sprintf("%.1f (%.1f)", ms(s.p50()), ms(s.most())) }
+
 // over prints p50 and p99 as multiples of those of base.
 func (s samples) over(base samples) string {
 	return fmt.Sprintf("%.2f / %.2f", ratio(s.p50(), base.p50()), ratio(s.p99(), base.p99()))

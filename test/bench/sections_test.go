@@ -113,6 +113,38 @@ The agent's binary as it is built for a release. Megabytes in memory, by the ker
 `, a.cpu.Seconds()*1000/float64(a.grants), a.filledGrants, a.restartedPods, a.restartedWithin.Milliseconds())
 }
 
+func (r *report) repositories(fetches []fetched, a apiResult) {
+	r.say(`
+## A repository
+
+One commit, until it lies on the disk. The server is git's own http-backend behind TLS, on the same cores. Milliseconds: the
+median and, in parentheses, the most, of few measurements. All ways took turns, onto the same filesystem.
+
+- *clone*: %[1]sgit clone --depth 1%[1]s, by root, with git's own settings.
+- *verified clone*: the same with %[1]stransfer.fsckObjects%[1]s, which a checkout has set.
+- *by hand*: the three commands of a checkout, with its settings: fetch the commit by its id, list its files, write them. Not confined.
+- *checkout*: package checkout, as the agent calls it: each of the three commands is the program started again, in namespaces of its own,
+  which covers what is secret, gives up every privilege and then becomes git; and what git left is inspected and given to the
+  sandbox's user. What this costs is the difference to *by hand*.
+`, "`")
+	r.table("Repository", "sent", "rounds", "clone", "verified clone", "by hand", "checkout", "checkout / clone", "checkout / by hand")
+	for _, f := range fetches {
+		r.row(f.repository, fmt.Sprintf("%.3g MB", float64(f.packed)/1e6), len(f.clone), f.clone.few(), f.verified.few(), f.byHand.few(), f.checkout.few(),
+			fmt.Sprintf("**%.2f**", ratio(f.checkout.p50(), f.clone.p50())), fmt.Sprintf("%.2f", ratio(f.checkout.p50(), f.byHand.p50())))
+	}
+	r.say(`
+The same by the whole agent: a commit that is new to the node is granted to one Pod, and then to nine more, one after the other.
+From the patch of the annotation until a watcher has the answer. *bare* is the same set answered without mounting, as above. The
+ratios are of medians.
+`)
+	r.table("Repository", "rounds", "bare", "first Pod", "tenth Pod", "first / tenth", "tenth / bare")
+	for _, s := range a.sharing {
+		r.row(s.repository, len(s.first), s.bare.few(), s.first.few(), s.tenth.few(),
+			fmt.Sprintf("**%.1f**", ratio(s.first.p50(), s.tenth.p50())), fmt.Sprintf("%.2f", ratio(s.tenth.p50(), s.bare.p50())))
+	}
+	r.say("\nThe server was asked for the objects of each commit once.\n")
+}
+
 func count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

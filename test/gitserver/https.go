@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -27,10 +28,25 @@ type HTTPS struct {
 	// Hold, when set, is asked before the answer to each request for objects begins;
 	// it returns when the answer may begin, or when the request has ended.
 	Hold func(r *http.Request)
+	// HoldRefused is asked likewise before a request is refused.
+	HoldRefused func(r *http.Request)
 
 	server *httptest.Server
 	mu     sync.Mutex
 	counts map[string]int
+	sent   atomic.Int64
+}
+
+// meter counts what is answered.
+type meter struct {
+	http.ResponseWriter
+	sent *atomic.Int64
+}
+
+func (m meter) Write(p []byte) (int, error) {
+	n, err := m.ResponseWriter.Write(p)
+	m.sent.Add(int64(n))
+	return n, err
 }
 
 // Start serves until the test ends.
@@ -44,7 +60,7 @@ func (h *HTTPS) Start(t testing.TB, root string) {
 			"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"),
 	}
 	h.server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.serve(backend, w, r)
+		h.serve(backend, meter{w, &h.sent}, r)
 	}))
 	t.Cleanup(h.server.Close)
 }
@@ -64,6 +80,9 @@ func (h *HTTPS) serve(backend http.Handler, w http.ResponseWriter, r *http.Reque
 		username, password, _ := r.BasicAuth()
 		if username != h.Username || password != h.Password {
 			h.count("refused")
+			if h.HoldRefused != nil {
+				h.HoldRefused(r)
+			}
 			w.Header().Set("WWW-Authenticate", `Basic realm="repositories"`)
 			http.Error(w, "no", http.StatusUnauthorized)
 			return
@@ -103,6 +122,9 @@ func (h *HTTPS) Count(what string) int {
 	defer h.mu.Unlock()
 	return h.counts[what]
 }
+
+// Sent is how many bytes the server has answered.
+func (h *HTTPS) Sent() int64 { return h.sent.Load() }
 
 // URL is the address of a repository.
 func (h *HTTPS) URL(name string) string { return h.server.URL + "/" + name }

@@ -130,6 +130,16 @@ func (s *SSH) KnownHosts() []byte {
 	return fmt.Appendf(nil, "[%s]:%d %s", s.address.Addr(), s.address.Port(), s.host)
 }
 
+// NewKey is a private key that no server knows.
+func NewKey(t testing.TB) []byte {
+	t.Helper()
+	dir := t.TempDir()
+	if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", dir+"/k").CombinedOutput(); err != nil {
+		t.Fatalf("ssh-keygen: %v: %s", err, out)
+	}
+	return read(t, dir+"/k")
+}
+
 // OtherKnownHosts is a line with another key for the server.
 func (s *SSH) OtherKnownHosts(t testing.TB) []byte {
 	t.Helper()

@@ -55,21 +55,50 @@ func TestTheDockerfileSaysWhatTheImageIs(t *testing.T) {
 	}
 }
 
-// One list, one program that trims: two builds that each had their own would drift.
+// One list, one account, one program that trims: two builds that each had their own
+// would drift.
 func TestBothBuildsInstallAndTrimTheSame(t *testing.T) {
 	install := text(t, "image/install")
-	for _, part := range []string{`"$here/packages.txt"`, `"$here/trim" /`, "--no-install-recommends"} {
+	for _, part := range []string{`"$here/packages.txt"`, `"$here/account" /`, `"$here/trim" /`, "--no-install-recommends"} {
 		if !strings.Contains(install, part) {
 			t.Errorf("image/install, which the Dockerfile runs, has no %s", part)
 		}
 	}
-	if script := text(t, "tools/agent-image"); !strings.Contains(script, "image/packages.txt image/trim \"$cache\"") {
-		t.Error("tools/agent-image gives tools/rootfs another list or another trim")
+	if script := text(t, "tools/agent-image"); !strings.Contains(script, "image/packages.txt image/account image/trim \"$cache\"") {
+		t.Error("tools/agent-image gives tools/rootfs another list, another account or another trim")
 	}
 	// The instructions that install or fetch in any other way would be Docker's alone.
 	for number, line := range strings.Split(text(t, "Dockerfile"), "\n") {
 		if strings.Contains(line, "apt") || strings.Contains(line, "curl") {
 			t.Errorf("Dockerfile:%d: %s: packages come from image/packages.txt", number+1, line)
+		}
+	}
+}
+
+// An account that is there already, or whose number is, would be somebody else's.
+func TestTheAccountIsGitsAlone(t *testing.T) {
+	make := func(passwd string) (made string, err error) {
+		dir := lay(t, map[string]string{"etc/passwd": passwd, "etc/group": "root:x:0:\n", "etc/shadow": "root:*::::::::\n", "etc/gshadow": "root:*::\n"})
+		if out, err := exec.Command(filepath.Join(root, "image/account"), dir+"/").CombinedOutput(); err != nil {
+			return "", fmt.Errorf("%w: %s", err, out)
+		}
+		for _, name := range []string{"passwd", "group", "shadow", "gshadow"} {
+			b, err := os.ReadFile(filepath.Join(dir, "etc", name))
+			if err != nil {
+				return "", err
+			}
+			made += strings.Split(string(b), "\n")[1] + "\n"
+		}
+		return made, nil
+	}
+	const want = "node-mounts-git:x:61000:61000:git of Node Mounts:/nonexistent:/usr/sbin/nologin\nnode-mounts-git:x:61000:\n" +
+		"node-mounts-git:*:::::::\nnode-mounts-git:*::\n"
+	if made, err := make("root:x:0:0:root:/root:/bin/sh\n"); err != nil || made != want {
+		t.Errorf("made %q, %v", made, err)
+	}
+	for _, taken := range []string{"node-mounts-git:x:1:1::/:/x\n", "other:x:61000:1::/:/x\n"} {
+		if made, err := make(taken); err == nil {
+			t.Errorf("beside %q it made %q", taken, made)
 		}
 	}
 }
@@ -99,7 +128,7 @@ func TestThePackagesAreThoseThatTheAgentStarts(t *testing.T) {
 // base lies in the cache already.
 func TestMakeImageFollowsTheDockerfileAndIsReproducible(t *testing.T) {
 	cache, programs := t.TempDir(), lay(t, map[string]string{"node-mounts": "cli", "node-mounts-agent": "agent"})
-	recipeID := fmt.Sprintf("%x", sha256.Sum256([]byte(text(t, "image/packages.txt")+text(t, "image/trim")+text(t, "tools/rootfs"))))[:12]
+	recipeID := fmt.Sprintf("%x", sha256.Sum256([]byte(text(t, "image/packages.txt")+text(t, "image/account")+text(t, "image/trim")+text(t, "tools/rootfs"))))[:12]
 	release := strings.TrimSuffix(strings.TrimPrefix(mustParse(t, text(t, "Dockerfile"), nil).from, "debian:"), "-slim")
 	base := filepath.Join(cache, fmt.Sprintf("rootfs-%s-arm64-2026W02-%s.tar.gz", release, recipeID))
 	if err := os.Rename(baseOf(t, map[string]string{"etc/os-release": "x"}), base); err != nil {

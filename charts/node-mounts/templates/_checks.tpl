@@ -11,6 +11,7 @@ What the schema cannot say. Each refusal is one sentence with what to do. daemon
 {{- fail "nodeMountGateway.enabled needs nodeMountGateway.sharedFilesystemClaim: name the ReadWriteMany claim, in the release's namespace, that holds the folders to grant" -}}
 {{- end -}}
 {{- include "node-mounts.checkPaths" . -}}
+{{- include "node-mounts.checkMemory" . -}}
 {{- range $name, $actions := dict "grants" .Values.admission.grants.actions "pods" .Values.admission.pods.actions -}}
 {{- if and (has "Deny" $actions) (has "Warn" $actions) -}}
 {{- fail (printf "admission.%s.actions has Deny and Warn: a denied request needs no warning, so name one of them" $name) -}}
@@ -41,6 +42,19 @@ What the agent of this release does not serve. A line goes when the agent learns
 {{- range $name := list "localBridges" "buckets" -}}
 {{- if and (get $gateway $name) (not $gateway.credentials) -}}
 {{- fail (printf "nodeMountGateway.%s needs nodeMountGateway.credentials: a grant of that kind names a Secret" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /*
+With a limit that one repository can reach, any tenant can restart the agent of a node. One that four
+at once can reach is told in NOTES.txt.
+*/ -}}
+{{- define "node-mounts.checkMemory" -}}
+{{- with include "node-mounts.setMemoryLimit" . -}}
+{{- $least := include "node-mounts.memoryFor" (list $ 1) -}}
+{{- if and $.Values.nodeMountGateway.repositories (lt (float64 .) (float64 $least)) -}}
+{{- fail (printf "driver.resources.limits.memory (%v) is less than one repository may take (%s): leave it empty, raise it, or lower nodeMountGateway.git.memory (%s)" $.Values.driver.resources.limits.memory (include "node-mounts.mebibytes" $least) $.Values.nodeMountGateway.git.memory) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

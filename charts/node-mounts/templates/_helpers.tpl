@@ -45,6 +45,60 @@ true
 {{- end -}}
 {{- end -}}
 
+{{- /* A quantity of Kubernetes in bytes. */ -}}
+{{- define "node-mounts.bytes" -}}
+{{- $units := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- $text := . -}}
+{{- if not (kindIs "string" .) -}}
+{{- $text = printf "%f" (float64 .) -}}
+{{- end -}}
+{{- $number := regexFind "^[0-9.]+" $text -}}
+{{- printf "%.0f" (mulf (float64 $number) (get $units (trimPrefix $number $text))) -}}
+{{- end -}}
+
+{{- /*
+What the agent may take with so many repositories being fetched, in bytes: `list . 4`. Each is
+fetched by up to four processes of git, beside the agent's own 512Mi.
+*/ -}}
+{{- define "node-mounts.memoryFor" -}}
+{{- $git := include "node-mounts.bytes" (index . 0).Values.nodeMountGateway.git.memory -}}
+{{- printf "%.0f" (addf 536870912.0 (mulf (index . 1) 4.0 (float64 $git))) -}}
+{{- end -}}
+
+{{- /* Bytes as whole mebibytes. */ -}}
+{{- define "node-mounts.mebibytes" -}}
+{{- printf "%.0fMi" (ceil (divf (float64 .) 1048576.0)) -}}
+{{- end -}}
+
+{{- /*
+The agent's requests and limits. A limit that is empty is the chart's: what git may take follows
+from other values, and an agent whose tenants can bring it to its limit is restarted by them.
+*/ -}}
+{{- define "node-mounts.agentResources" -}}
+{{- $resources := deepCopy (.Values.driver.resources | default dict) -}}
+{{- $limits := $resources.limits | default dict -}}
+{{- range $name, $limit := deepCopy $limits -}}
+{{- if eq (toString $limit) "" -}}
+{{- if eq $name "memory" -}}
+{{- $_ := set $limits $name (include "node-mounts.mebibytes" (include "node-mounts.memoryFor" (list $ (ternary 4 0 $.Values.nodeMountGateway.repositories)))) -}}
+{{- else -}}
+{{- $_ := unset $limits $name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $resources -}}
+{{- toYaml $resources -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The memory limit that somebody has set, in bytes; empty without one. */ -}}
+{{- define "node-mounts.setMemoryLimit" -}}
+{{- $limits := (.Values.driver.resources | default dict).limits | default dict -}}
+{{- if $limits.memory -}}
+{{- include "node-mounts.bytes" $limits.memory -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Where Pods of both DaemonSets run. */ -}}
 {{- define "node-mounts.placement" -}}
 {{- with .Values.priorityClassName }}

@@ -47,10 +47,13 @@ type Node struct {
 	// replaced before Restart.
 	Processes agent.Processes
 	Mounter   mnt.Table
-	// NFS, Secrets and Checkouts are the agent's from the next Restart on.
+	// NFS and those that follow are the agent's from the next Restart on.
 	NFS       delivery.NFS
 	Secrets   agent.Secrets
 	Checkouts func(ctx context.Context) (delivery.Checkouts, error)
+	Keeper    delivery.Keeper
+	Runners   map[grant.Kind]delivery.Runner
+	Events    agent.Events
 	// Metrics and Budget are the running agent's.
 	Metrics *obs.Recorder
 	Budget  *deadline.Budget
@@ -109,6 +112,7 @@ func (n *Node) Restart() {
 		Claim:  agent.Claim{Path: n.Claim, Owner: beneath.Owner{UID: 1000, GID: 100}, Bound: n.Bound},
 		Policy: n.Policy, Root: n.Root, Kubelet: n.Kubelet, BootID: n.BootID,
 		Table: n.Mounter, Processes: n.Processes, API: n.API, Budget: n.Budget, NFS: n.NFS, Secrets: n.Secrets, Checkouts: n.Checkouts,
+		Keeper: n.Keeper, Runners: n.Runners, Events: n.Events,
 		Metrics: n.Metrics, Clock: n.Clock, Log: slog.New(slog.NewTextHandler(logWriter{n.T}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
@@ -205,6 +209,35 @@ func (p *Pod) Status() *grant.Status { return p.N.API.Status(p.N.T, p.UID) }
 
 // Pass makes one pass over the Pod.
 func (p *Pod) Pass() time.Duration { p.N.T.Helper(); return p.N.Pass(p.UID) }
+
+// Answered makes passes, when the API and the passes ask for them, until the Pod has
+// an answer that does.
+func (p *Pod) Answered(does func(st *grant.Status) bool) *grant.Status {
+	n := p.N
+	n.T.Helper()
+	late := time.After(time.Minute)
+	for {
+		enqueued := n.API.Enqueued()
+		after := p.Pass()
+		if st := p.Status(); st != nil && does(st) {
+			return st
+		}
+		if n.API.Queued(p.UID) {
+			continue
+		}
+		if after == 0 {
+			after = time.Minute
+		}
+		timer := time.NewTimer(after)
+		select {
+		case <-enqueued:
+		case <-timer.C:
+		case <-late:
+			n.T.Fatalf("the answer is %+v", p.Status())
+		}
+		timer.Stop()
+	}
+}
 
 // StartNamed starts another container of the Pod and tells the API.
 func (p *Pod) StartNamed(name string, o simnode.ContainerOptions) *simnode.Container {

@@ -18,6 +18,8 @@ func filesystemCases() []conformCase {
 		{"a filesystem is not attached on a mount", filesystemOnTaken},
 		{"a filesystem the kernel does not have is told by name", filesystemUnknown},
 		{"a filesystem is unmounted like a grant", filesystemUnmounted},
+		{"a filesystem takes the place of another, whoever uses that one", filesystemSwapped},
+		{"nothing takes the place of no mount", filesystemSwappedForNothing},
 	}
 }
 
@@ -113,4 +115,37 @@ func filesystemUnmounted(t *testing.T, p *pod) {
 	noErr(t, p.table.Unmount(p.tree, "fs", false))
 	p.counts(t, c, "fs", 0, 0, 0)
 	isErr(t, p.table.Unmount(p.tree, "fs", false), mnt.ErrNotMounted)
+}
+
+func filesystemSwapped(t *testing.T, p *pod) {
+	c := p.Container(t)
+	p.publish(t)
+	old := p.mounted(t, "fs", 0)
+	release := c.Hold(t, "fs")
+	defer release()
+	for range 3 {
+		m, err := p.table.Mount(memory(), mnt.NoExec)
+		noErr(t, err)
+		rec, err := p.table.Swap(m, p.tree, "fs")
+		m.Close()
+		noErr(t, err)
+		p.counts(t, c, "fs", 1, 1, 1)
+		seen := one(t, c.Mounts(t), p.inside("fs"))
+		matches(t, rec, seen)
+		matchesNot(t, old, seen)
+		equal(t, "flags", seen.Flags, rw|mnt.NoExec)
+		old = rec
+	}
+	noErr(t, p.table.Unmount(p.tree, "fs", false))
+	p.counts(t, c, "fs", 0, 0, 0)
+}
+
+func filesystemSwappedForNothing(t *testing.T, p *pod) {
+	noErr(t, p.tree.Mkdir("plain", 0o755))
+	m, err := p.table.Mount(memory(), 0)
+	noErr(t, err)
+	defer m.Close()
+	_, err = p.table.Swap(m, p.tree, "plain")
+	isErr(t, err, mnt.ErrNotMounted)
+	equal(t, "mounts", len(at(p.list(t), p.inTree("plain"))), 0)
 }

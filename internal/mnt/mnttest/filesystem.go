@@ -1,6 +1,7 @@
 package mnttest
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -21,6 +22,11 @@ type detached struct {
 
 // Close implements mnt.Detached.
 func (*detached) Close() {}
+
+var errNoRoot = errors.New("what a mount in memory shows is decided where it is attached")
+
+// Root implements mnt.Detached.
+func (*detached) Root() (*beneath.Dir, error) { return nil, errNoRoot }
 
 // Mount implements mnt.Table. Settings are not looked at, and no server is asked.
 func (t *Table) Mount(fs mnt.Filesystem, flags mnt.Flags) (mnt.Detached, error) {
@@ -53,4 +59,29 @@ func (t *Table) Attach(m mnt.Detached, target *beneath.Dir) (mnt.Record, error) 
 		return mnt.Record{}, t.failed(fmt.Errorf("attach %s: %w", target.Path(), beneath.ErrMounted))
 	}
 	return t.mountNew(target.Path(), memoryMajor, d.fs.Type, d.fs.Source, d.flags).record(d.flags), nil
+}
+
+// Swap implements mnt.Table.
+func (t *Table) Swap(m mnt.Detached, dir *beneath.Dir, name string) (mnt.Record, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	point := path.Join(dir.Path(), name)
+	if err := t.enter("swap", point); err != nil {
+		return mnt.Record{}, err
+	}
+	d, ok := m.(*detached)
+	if !ok {
+		return mnt.Record{}, t.failed(fmt.Errorf("swap %s: a mount of another table: %T", point, m))
+	}
+	if err := t.unmount(point, true); err != nil {
+		return mnt.Record{}, t.failed(err)
+	}
+	return t.mountNew(point, memoryMajor, d.fs.Type, d.fs.Source, d.flags).record(d.flags), nil
+}
+
+// Abort implements mnt.Table. No filesystem here has a server.
+func (t *Table) Abort(dev mnt.Dev) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.enter("abort", dev.String())
 }

@@ -1,0 +1,303 @@
+package agent_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/agent/agenttest"
+	"github.com/datalayer/node-mounts/internal/secret"
+	"github.com/datalayer/node-mounts/internal/simnode"
+)
+
+func isReady(st *grant.Status) bool { return st.State == grant.StateReady }
+
+func isDead(target string) func(st *grant.Status) bool {
+	return func(st *grant.Status) bool { return st.Failed[target] == grant.CodeMountDead }
+}
+
+// running is a Pod whose container runs, with one bucket granted and ready.
+func (n *userspaceNode) running(source string, mode grant.Mode) (*agenttest.Pod, *simnode.Container) {
+	n.T.Helper()
+	p := n.RunningPod(source)
+	c := p.Start(simnode.ContainerOptions{})
+	p.Grant(bucketGrant(source, "data", mode))
+	p.Answered(isReady)
+	return p, c
+}
+
+func TestAFilesystemThatIsAProcessIsGrantedAndRevoked(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.folder("bucket", "a.txt")
+	for _, mode := range []grant.Mode{grant.ReadWrite, grant.ReadOnly} {
+		p := n.RunningPod("sandbox-" + string(mode))
+		c := p.Start(simnode.ContainerOptions{})
+		p.Grant(bucketGrant("bucket", "data", mode))
+		p.Answered(isReady)
+		user := c.AsUser(userID, groupID)
+		if got, err := user.ReadFile(in + "data/a.txt"); err != nil || string(got) != "a.txt\n" {
+			t.Errorf("%s: read %q, %v", mode, got, err)
+		}
+		seen := seenBy(t, c)["data"]
+		if len(seen) != 1 || seen[0].FSType != "fuse.test" {
+			t.Errorf("%s: the container sees %+v", mode, seen)
+		}
+		if mode == grant.ReadOnly {
+			wants(t, "writing", c.WriteFile(in+"data/b.txt", nil, 0o644), unix.EROFS)
+		} else {
+			must(t, c.WriteFile(in+"data/b.txt", []byte("b"), 0o644))
+		}
+		if got := n.keeper.Children(); len(got) != 1 || got[0].UID < 2_000_000_000 {
+			t.Errorf("%s: running: %v", mode, got)
+		}
+		p.Grant()
+		p.Answered(isReady)
+		absent(t, filepath.Join(treeOf(n.Node, p), "data"))
+		within(t, "the process has ended", func() bool { return len(n.keeper.Children()) == 0 })
+		must(t, c.Stop())
+		n.API.Delete(p.UID)
+		p.Pass()
+		clean(t, n.Node, p)
+	}
+	if n.folders.ends != 2 {
+		t.Errorf("%d ends for 2 processes", n.folders.ends)
+	}
+}
+
+func TestAFilesystemThatDoesNotComeToServeIsAFailureAndLeavesNothing(t *testing.T) {
+	n := newUserspaceNode(t)
+	for source, want := range map[string]struct{ code, says string }{
+		"wrong":      {"INVALID_SOURCE", "there is no such bucket"},
+		"refused":    {"SECRET_REFUSED", "the key was refused"},
+		"unprepared": {"SECRET_REFUSED", "has no key"},
+		"missing":    {"MOUNT_FAILED", "no such file"},
+	} {
+		p := n.RunningPod(source)
+		p.Start(simnode.ContainerOptions{})
+		p.Grant(bucketGrant(source, "data", grant.ReadWrite))
+		st := p.Answered(failedWith("data", want.code))
+		if !strings.Contains(st.Messages["data"], want.says) || len(st.Mounted) != 0 {
+			t.Errorf("%s: %+v", source, st)
+		}
+		absent(t, filepath.Join(treeOf(n.Node, p), "data"))
+		within(t, "no process is left", func() bool { return len(n.keeper.Children()) == 0 })
+	}
+}
+
+func TestAProcessOutlivesTheAgent(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.folder("bucket", "a.txt")
+	p, c := n.running("bucket", grant.ReadWrite)
+	before, child := standing(t, filepath.Join(treeOf(n.Node, p), "data")), n.keeper.Children()[0]
+	held, err := c.Hold(in + "data/a.txt")
+	must(t, err)
+	for range 3 {
+		n.Restart()
+		st := p.Answered(isReady)
+		if len(st.Mounted) != 1 {
+			t.Fatalf("the answer is %+v", st)
+		}
+	}
+	if got, err := c.HeldRead(held); err != nil || string(got) != "a.txt\n" {
+		t.Errorf("reading on: %q, %v", got, err)
+	}
+	must(t, c.Drop(held))
+	after := standing(t, filepath.Join(treeOf(n.Node, p), "data"))
+	if len(after) != 1 || len(before) != 1 || after[0].ID != before[0].ID || n.keeper.Children()[0].ID != child.ID {
+		t.Errorf("it was made anew: %+v, %+v", before, after)
+	}
+	// And it is watched again.
+	must(t, unix.Kill(n.keeper.PID(p.UID+"/data"), unix.SIGKILL))
+	p.Answered(isDead("data"))
+	p.Answered(isReady)
+}
+
+func TestADeadProcessIsReplacedWithoutAnEmptyFolder(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.folder("bucket", "a.txt")
+	p, c := n.running("bucket", grant.ReadWrite)
+	mounts := len(seenBy(t, c)["data"])
+	for i := range 10 {
+		must(t, unix.Kill(n.keeper.PID(p.UID+"/data"), unix.SIGKILL))
+		began := time.Now()
+		p.Answered(isDead("data"))
+		told := time.Since(began)
+		if _, err := c.ReadDir(in + "data"); i == 0 && err == nil {
+			// Either an error or, once it is restored, what is in it.
+			if got, err := c.ReadFile(in + "data/a.txt"); err != nil || string(got) != "a.txt\n" {
+				t.Errorf("an empty folder: %q, %v", got, err)
+			}
+		}
+		p.Answered(isReady)
+		t.Logf("told after %v, restored after %v", told, time.Since(began))
+		if got, err := c.ReadFile(in + "data/a.txt"); err != nil || string(got) != "a.txt\n" {
+			t.Fatalf("kill %d: %q, %v", i, got, err)
+		}
+		if got := seenBy(t, c)["data"]; len(got) != mounts {
+			t.Fatalf("kill %d: %+v", i, got)
+		}
+		if i == 4 {
+			// Another container of the Pod, between two kills.
+			must(t, c.Stop())
+			c = p.Start(simnode.ContainerOptions{})
+		}
+	}
+	if n := len(n.Left()); n == 0 {
+		t.Error("nothing is mounted")
+	}
+}
+
+func TestAKeeperThatIsReplacedCostsItsMountsASecond(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.folder("bucket", "a.txt")
+	p, c := n.running("bucket", grant.ReadWrite)
+	n.keeper.Kill()
+	st := p.Answered(isDead("data"))
+	if st.State != grant.StateDegraded || len(st.Mounted) != 1 {
+		t.Errorf("the answer is %+v", st)
+	}
+	if _, err := c.ReadDir(in + "data"); err == nil {
+		t.Error("a dead mount can be read")
+	}
+	n.keeper.Start()
+	p.Answered(isReady)
+	if got, err := c.ReadFile(in + "data/a.txt"); err != nil || string(got) != "a.txt\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+	// Both at once.
+	n.keeper.Kill()
+	n.StopAgent()
+	n.keeper.Start()
+	n.Restart()
+	p.Answered(isReady)
+	if got, err := c.ReadFile(in + "data/a.txt"); err != nil || string(got) != "a.txt\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+func TestAnAgentWithoutAKeeperSaysNothingAboutProcessesItDoesNotKnow(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.folder("bucket", "a.txt")
+	p, c := n.running("bucket", grant.ReadWrite)
+	answer := n.API.Answers()
+	// It runs, and this agent does not find it.
+	socket := n.keeper.Socket()
+	must(t, os.Rename(socket, socket+".away"))
+	n.Restart()
+	for range 3 {
+		p.Pass()
+	}
+	if got := n.API.Answers(); got != answer {
+		t.Errorf("%d answers, want %d: %+v", got, answer, p.Status())
+	}
+	must(t, os.Rename(socket+".away", socket))
+	within(t, "the agent has heard from the keeper", func() bool { p.Pass(); return n.API.Queued(p.UID) || isReady(p.Status()) })
+	p.Answered(isReady)
+	if got, err := c.ReadFile(in + "data/a.txt"); err != nil || string(got) != "a.txt\n" || len(n.keeper.Children()) != 1 {
+		t.Errorf("%q, %v, %v", got, err, n.keeper.Children())
+	}
+}
+
+func TestAHungProcessIsFoundAndItsRevocationAbortsIt(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.Bound = time.Second
+	n.Restart()
+	n.folder("bucket", "a.txt")
+	p, c := n.running("bucket", grant.ReadWrite)
+	n.folder("other", "other.txt")
+	_, oc := n.running("other", grant.ReadWrite)
+	pid := n.keeper.PID(p.UID + "/data")
+	must(t, unix.Kill(pid, unix.SIGSTOP))
+	must(t, n.Agent.Sweep(t.Context()))
+	st := p.Answered(isDead("data"))
+	if !strings.Contains(st.Messages["data"], "does not answer") {
+		t.Errorf("the answer is %+v", st)
+	}
+	if got, err := oc.ReadFile(in + "data/other.txt"); err != nil || string(got) != "other.txt\n" {
+		t.Errorf("another Pod: %q, %v", got, err)
+	}
+	stuck := make(chan error, 1)
+	go func() {
+		_, err := c.ReadDir(in + "data")
+		stuck <- err
+	}()
+	p.Grant()
+	p.Answered(isReady)
+	select {
+	case err := <-stuck:
+		if err == nil {
+			t.Error("a read of a hung filesystem succeeded")
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("a call into the revoked mount still waits")
+	}
+	within(t, "the process has ended", func() bool { return len(n.keeper.Children()) == 1 })
+}
+
+func TestARevokedFilesystemIsOfNoUseToWhoHasItOpen(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.folder("bucket", "a.txt")
+	p, c := n.running("bucket", grant.ReadWrite)
+	held, err := c.Hold(in + "data/a.txt")
+	must(t, err)
+	p.Grant()
+	st := p.Answered(func(*grant.Status) bool { return true })
+	if st.State != grant.StateReady || len(st.Failed) != 0 {
+		t.Errorf("the answer is %+v", st)
+	}
+	if _, err := c.HeldRead(held); err == nil {
+		t.Error("what was revoked can be read on")
+	}
+	within(t, "the process has ended", func() bool { return len(n.keeper.Children()) == 0 })
+}
+
+func TestAProcessThatServesNothingIsEnded(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.folder("bucket", "a.txt")
+	p, _ := n.running("bucket", grant.ReadWrite)
+	n.StopAgent()
+	// Taken away by somebody else while no agent runs.
+	must(t, unix.Unmount(filepath.Join(treeOf(n.Node, p), "data"), 0))
+	n.Restart()
+	p.Answered(isReady)
+	within(t, "one process is left", func() bool { return len(n.keeper.Children()) == 1 })
+}
+
+func TestACredentialThatCannotBeUsedAnyMoreIsTold(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.folder("bucket", "a.txt")
+	p, _ := n.running("bucket", grant.ReadWrite)
+	n.folders.tell["data"](&secret.RefusedError{Reason: "the Secret does not belong to this Pod"})
+	if !n.API.Queued(p.UID) {
+		t.Error("no pass was asked for")
+	}
+	st := p.Answered(isDead("data"))
+	if !strings.Contains(st.Messages["data"], "does not belong to this Pod") {
+		t.Errorf("the answer is %+v", st)
+	}
+	if len(n.keeper.Children()) != 1 {
+		t.Error("its process was ended")
+	}
+	n.folders.tell["data"](nil)
+	p.Answered(isReady)
+}
+
+func TestADeletedPodLeavesNoProcess(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.folder("bucket", "a.txt")
+	p, c := n.running("bucket", grant.ReadWrite)
+	must(t, c.WriteFile(in+"data/b.txt", []byte("b"), 0o644))
+	must(t, c.Stop())
+	n.API.Delete(p.UID)
+	p.Pass()
+	within(t, "the process has ended", func() bool { return len(n.keeper.Children()) == 0 })
+	clean(t, n.Node, p)
+	if _, err := os.Stat(filepath.Join(n.folders.root, "bucket/b.txt")); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,395 @@
+package delivery
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/keeper"
+	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/plan"
+	"github.com/datalayer/node-mounts/internal/procs"
+	"github.com/datalayer/node-mounts/internal/secret"
+)
+
+const (
+	// stopGrace is how long a process that is told to end may take to store what was
+	// written.
+	stopGrace = 30 * time.Second
+	// endPatience is how long the exit of a process may take to be known, once its
+	// filesystem has stopped answering.
+	endPatience = 2 * time.Second
+	// firstUser is the uid of the first process: far from those of people, of services
+	// and of the ranges that are given to user namespaces.
+	firstUser = 2_000_000_000
+)
+
+// process is one filesystem's process. What changes is guarded by Process.mu.
+type process struct {
+	use, uid, target string
+	kind             grant.Kind
+	user             int
+	id               string // the keeper's, once it runs
+	dev              mnt.Dev
+	finish           func() // Run.End
+
+	ended      chan struct{} // closed with it; nil before it runs
+	exit       error         // why it ended
+	hung       bool
+	credential error     // why its credential cannot be used any more
+	deaths     int       // in a row
+	since      time.Time // when it began to serve
+	retryAt    time.Time
+}
+
+// note is what the keeper keeps for a later agent.
+type note struct {
+	Dev    mnt.Dev `json:"dev"`
+	Runner []byte  `json:"runner,omitempty"`
+}
+
+func (n note) encode() []byte {
+	b, err := json.Marshal(n)
+	if err != nil {
+		panic(err) // numbers and bytes
+	}
+	return b
+}
+
+func newCacheName() string { return strings.ToLower(rand.Text()) }
+
+// comes makes the process that is to serve a mount.
+func (d *Process) comes(uid string, m plan.Mount) *process {
+	p := &process{use: useOf(uid, m.Target()), uid: uid, target: m.Target(), kind: m.Kind()}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.coming == nil {
+		d.coming = make(map[string]*process)
+	}
+	d.coming[p.use] = p
+	return p
+}
+
+// takeUser gives the process a uid that no other one on the node has.
+func (d *Process) takeUser(p *process, children []keeper.Child) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	taken := make(map[int]bool, len(children))
+	for _, c := range children {
+		taken[c.UID] = true
+	}
+	p.user = firstUser
+	for taken[p.user] || d.users[p.user] {
+		p.user++
+	}
+	if d.users == nil {
+		d.users = make(map[int]bool)
+	}
+	d.users[p.user] = true
+}
+
+// abandon gives up a process that did not come to serve.
+func (d *Process) abandon(p *process) {
+	d.mu.Lock()
+	delete(d.coming, p.use)
+	d.mu.Unlock()
+	d.stop(p, 0)
+}
+
+// stop tells a process to end, and gives back what it has.
+func (d *Process) stop(p *process, grace time.Duration) {
+	d.mu.Lock()
+	id, ended := p.id, p.ended
+	if p.hung {
+		grace = 0
+	}
+	d.mu.Unlock()
+	if ended == nil {
+		d.release(p)
+		return
+	}
+	select {
+	case <-ended:
+		return
+	default:
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.Life), endPatience)
+	defer cancel()
+	if err := d.Keeper.Stop(ctx, id, grace); err != nil {
+		// Tend ends it, when the keeper answers again.
+		d.Log.Warn("ending a filesystem's process", "use", p.use, "child", id, "error", err)
+	}
+	if grace == 0 {
+		d.sever(p)
+	}
+}
+
+// sever ends the connection of a filesystem: a process that is stopped or hangs ends
+// no call by itself. One that runs takes it for an unmount, and goes on to store what
+// was written.
+func (d *Process) sever(p *process) {
+	if p.dev == (mnt.Dev{}) {
+		return
+	}
+	if err := d.Table.Abort(p.dev); err != nil {
+		d.Log.Warn("aborting a filesystem's connection", "use", p.use, "error", err)
+	}
+}
+
+// release gives back what only one process can have.
+func (d *Process) release(p *process) {
+	d.mu.Lock()
+	delete(d.users, p.user)
+	finish := p.finish
+	p.finish = nil
+	d.mu.Unlock()
+	if finish != nil {
+		finish()
+	}
+}
+
+// watch notices the end of a process.
+func (d *Process) watch(p *process, id string, pidfd *os.File) {
+	d.mu.Lock()
+	p.id, p.ended = id, make(chan struct{})
+	d.mu.Unlock()
+	go func() {
+		err := procs.Ended(d.Life, pidfd)
+		pidfd.Close()
+		if d.Life.Err() != nil {
+			return // the agent ends, and the process does not
+		}
+		if err != nil {
+			d.Log.Error("watching a filesystem's process", "use", p.use, "error", err)
+		}
+		why := d.exitOf(p.id)
+		d.mu.Lock()
+		p.exit = why
+		serves := d.running[p.use] == p
+		if serves {
+			p.died(d.Clock.Now())
+		}
+		close(p.ended)
+		d.mu.Unlock()
+		d.release(p)
+		if serves {
+			d.Log.Warn("a filesystem's process has ended", "use", p.use, "kind", p.kind, "why", why)
+			d.News(p.uid)
+		}
+	}()
+}
+
+// died counts the death of a process that served, and says when the next one is
+// due: at once after the first, soon after each later one.
+func (p *process) died(now time.Time) {
+	if now.Sub(p.since) > time.Minute {
+		p.deaths = 0
+	}
+	pause := time.Duration(0)
+	if p.deaths > 0 {
+		pause = min(firstRestart<<min(p.deaths-1, 10), soonestRestart)
+	}
+	p.deaths++
+	p.retryAt = now.Add(pause)
+}
+
+const (
+	firstRestart   = 250 * time.Millisecond
+	soonestRestart = time.Second
+	lastRestart    = 30 * time.Second
+	// keeperRetry is short: a keeper that is replaced is away for a second or two.
+	keeperRetry = 300 * time.Millisecond
+)
+
+// exitOf asks the keeper how a process ended.
+func (d *Process) exitOf(id string) error {
+	ctx, cancel := context.WithTimeout(d.Life, endPatience)
+	defer cancel()
+	child, err := d.Keeper.Child(ctx, id)
+	if err != nil || child.Ended == nil {
+		return &ProcessError{grant.CodeMountDead, "the filesystem's process has ended, with the keeper that ran it: another one is started"}
+	}
+	if err := d.Keeper.Forget(ctx, id); err != nil {
+		d.Log.Warn("forgetting a process that has ended", "child", id, "error", err)
+	}
+	return exitError(*child.Ended)
+}
+
+// Exit statuses of the programs that are run, beside 0 and 1.
+const (
+	exitSource     = 3 // what is mounted is wrong
+	exitCredential = 4 // the credential was refused
+)
+
+func exitError(e keeper.Exit) *ProcessError {
+	words := lastLine(e.Words)
+	switch {
+	case e.Memory:
+		return &ProcessError{grant.CodeMountDead, "the filesystem's process took more memory than it may have, and was ended"}
+	case e.Signal != 0:
+		return &ProcessError{grant.CodeMountDead, fmt.Sprintf("the filesystem's process was ended by signal %d (%s)", int(e.Signal), e.Signal)}
+	case e.Code == exitSource && words != "":
+		return &ProcessError{grant.CodeInvalidSource, words}
+	case e.Code == exitCredential && words != "":
+		return &ProcessError{grant.CodeSecretRefused, words}
+	case words != "":
+		return &ProcessError{grant.CodeMountFailed, words}
+	}
+	return &ProcessError{grant.CodeMountFailed, fmt.Sprintf("the filesystem's process ended with status %d", e.Code)}
+}
+
+// lastLine is the sentence that a program ended with: "error: SENTENCE".
+func lastLine(words string) string {
+	lines := strings.Split(strings.TrimSpace(words), "\n")
+	for i := len(lines) - 1; i >= 0; i-- {
+		if text, ok := strings.CutPrefix(lines[i], "error: "); ok {
+			return text
+		}
+	}
+	return strings.TrimSpace(lines[len(lines)-1])
+}
+
+// explainEnd says why a filesystem gave no first answer: by its process, where that
+// has ended.
+func (d *Process) explainEnd(ctx context.Context, p *process, err error) error {
+	timer := time.NewTimer(endPatience)
+	defer timer.Stop()
+	if why := (*ProcessError)(nil); errors.As(err, &why) {
+		return err // it hangs
+	}
+	select {
+	case <-p.ended:
+	case <-timer.C:
+		return err
+	case <-ctx.Done():
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if why := (*ProcessError)(nil); errors.As(p.exit, &why) && why.Code == grant.CodeMountDead {
+		return &ProcessError{grant.CodeMountFailed, why.Reason}
+	}
+	return p.exit
+}
+
+// serves says that a mount of this process stands in the tree.
+func (d *Process) serves(p *process) {
+	d.mu.Lock()
+	p.since = d.Clock.Now()
+	if old := d.running[p.use]; old != nil {
+		p.deaths = old.deaths
+	}
+	delete(d.coming, p.use)
+	d.put(p)
+	ended := p.hasEnded() // between its first answer and now
+	if ended {
+		p.died(d.Clock.Now())
+	}
+	d.mu.Unlock()
+	if ended {
+		d.News(p.uid)
+	}
+}
+
+// NotRestored keeps a dead mount known as dead, and puts off the next try.
+func (d *Process) NotRestored(uid, target string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.running[useOf(uid, target)]
+	if p == nil {
+		return
+	}
+	_, why := Explain(err)
+	p.exit = &ProcessError{grant.CodeMountDead, "the filesystem's process has ended, and another one did not come to serve: " + why}
+	pause := keeperRetry
+	if !errors.Is(err, ErrNoKeeper) {
+		p.deaths++
+		pause = min(time.Second<<min(p.deaths-1, 10), lastRestart)
+	}
+	p.retryAt = d.Clock.Now().Add(pause)
+}
+
+// take is the process of a mount that stands no more.
+func (d *Process) take(uid, target string) *process {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.running[useOf(uid, target)]
+	delete(d.running, useOf(uid, target))
+	return p
+}
+
+// asked records whether a process answered when it was asked.
+func (d *Process) asked(uid, target string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.running[useOf(uid, target)]
+	if p == nil {
+		return
+	}
+	p.hung = errors.Is(err, errHung)
+}
+
+// credential is told what becomes of the credential of a process.
+func (d *Process) credential(p *process, err error) {
+	d.mu.Lock()
+	changed := (p.credential == nil) != (err == nil) || err != nil && err.Error() != p.credential.Error()
+	p.credential = err
+	known := d.running[p.use] == p
+	d.mu.Unlock()
+	if changed && known {
+		d.News(p.uid)
+	}
+}
+
+// Fault says what is wrong with a standing mount, nil where nothing is known to be.
+func (d *Process) Fault(uid, target string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.running[useOf(uid, target)]
+	if p == nil {
+		if d.Keeper != nil && !d.recovered {
+			return ErrNotRecovered
+		}
+		return nil
+	}
+	switch {
+	case p.hasEnded():
+		return p.exit
+	case p.hung:
+		return errHung
+	case p.credential != nil:
+		_, why := Explain(p.credential)
+		if refused := (*secret.RefusedError)(nil); !errors.As(p.credential, &refused) {
+			why = p.credential.Error()
+		}
+		return &ProcessError{grant.CodeMountDead, "nothing new can be read or written: " + why}
+	}
+	return nil
+}
+
+func (p *process) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return p.exit != nil
+	default:
+		return false
+	}
+}
+
+// Restorable tells whether the process of a standing mount has ended, and when it is
+// to be started anew.
+func (d *Process) Restorable(uid, target string) (at time.Time, ended bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.running[useOf(uid, target)]
+	if p == nil || !p.hasEnded() {
+		return time.Time{}, false
+	}
+	return p.retryAt, true
+}

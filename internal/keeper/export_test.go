@@ -1,0 +1,4 @@
+package keeper
+
+// ConfinedName is the name under which a child starts.
+const ConfinedName = confinedName

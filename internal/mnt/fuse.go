@@ -1,0 +1,122 @@
+package mnt
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/beneath"
+)
+
+// FUSE opens a FUSE device and describes the filesystem that whoever has the device
+// serves: the first reader of it. kind is shown as "fuse.KIND". Every user may enter
+// (allow_other), and the kernel checks owners and modes (default_permissions), which
+// the server then need not. The device must stay open until Mount has returned; a
+// copy that is kept longer keeps the kernel from noticing that the server has ended.
+func FUSE(kind, source string) (Filesystem, *os.File, error) {
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		err = fmt.Errorf("%w: fuse: %w", ErrNoFilesystem, err)
+	}
+	if err != nil {
+		return Filesystem{}, nil, err
+	}
+	fd := strconv.Itoa(int(device.Fd()))
+	return Filesystem{
+		Type: "fuse", Source: source,
+		Settings: []Setting{
+			{"subtype", kind},
+			{"fd", fd},
+			{"rootmode", "40000"},
+			{"user_id", "0"},
+			{"group_id", "0"},
+			{"allow_other", ""},
+			{"default_permissions", ""},
+		},
+	}, device, nil
+}
+
+// Abort ends the FUSE connection of the filesystem with this device number: every
+// call into it that waits fails at once, and every later one too. It is no error
+// where there is none.
+func (k *Kernel) Abort(dev Dev) error {
+	if err := abort(dev); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("abort the FUSE connection %s: %w", dev, err)
+	}
+	return nil
+}
+
+// abort goes through a mount of the control filesystem that is attached nowhere: a
+// container does not see the node's.
+func abort(dev Dev) error {
+	fd, err := superblock(Filesystem{Type: "fusectl", Source: "none"})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	mfd, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mfd)
+	// The folder of a connection is called by its whole device number, which is the
+	// minor alone: FUSE has major 0.
+	file, err := unix.Openat(mfd, fmt.Sprintf("%d/abort", dev.Minor), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(file)
+	_, err = unix.Write(file, []byte("1"))
+	return err
+}
+
+// moveMountBeneath is MOVE_MOUNT_BENEATH (Linux 6.5), which x/sys does not name.
+const moveMountBeneath = 0x200
+
+// Swap implements Table. The new mount is put beneath the old one, which is then
+// detached: there is no instant without a mount. Before Linux 6.5 the old one is
+// detached first. Nothing is ever attached on top: dead mounts would pile up.
+func (k *Kernel) Swap(m Detached, dir *beneath.Dir, name string) (Record, error) {
+	d, ok := m.(*detached)
+	if !ok {
+		return Record{}, wrap("swap", dir, fmt.Errorf("a mount of another table: %T", m))
+	}
+	old, err := dir.Open(name)
+	if err != nil {
+		return Record{}, err
+	}
+	place, err := k.At(old)
+	if err == nil && !place.MountRoot {
+		err = ErrNotMounted
+	}
+	if err == nil {
+		err = unix.MoveMount(d.fd, "", old.Fd(), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath)
+	}
+	old.Close()
+	if errors.Is(err, unix.EINVAL) {
+		return k.replace(d, dir, name)
+	}
+	if err != nil {
+		return Record{}, wrap("mount beneath", dir, err)
+	}
+	if err := k.Unmount(dir, name, true); err != nil {
+		return Record{}, err
+	}
+	return k.record(d.fd, d.flags), nil
+}
+
+// replace is Swap for kernels that mount beneath nothing.
+func (k *Kernel) replace(d *detached, dir *beneath.Dir, name string) (Record, error) {
+	if err := k.Unmount(dir, name, true); err != nil {
+		return Record{}, err
+	}
+	target, err := dir.OpenTarget(name)
+	if err != nil {
+		return Record{}, err
+	}
+	defer target.Close()
+	return k.Attach(d, target)
+}

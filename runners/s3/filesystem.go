@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	fusefs "github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/rclone/rclone/vfs"
+)
+
+const (
+	// kernelTimeout is for how long the kernel believes a name and its attributes. It
+	// comes on top of dirCacheTime.
+	kernelTimeout = time.Second
+	// endTimeout bounds what is still stored when the process is told to end.
+	endTimeout = 20 * time.Second
+	// answerPause is the time for an answer to be written to the kernel.
+	answerPause = 100 * time.Millisecond
+)
+
+// filesystem is one mount.
+type filesystem struct {
+	bucket   *bucket
+	report   reporter
+	uid, gid uint32
+	readOnly bool
+
+	mu       sync.Mutex
+	unstored map[*file]struct{} // files with content that is not in the bucket yet
+}
+
+// serve answers the kernel until the mount is gone or ctx ends, and stores what is not
+// in the bucket by then.
+func serve(ctx context.Context, o options, b *bucket) error {
+	f := &filesystem{bucket: b, uid: uint32(o.uid), gid: uint32(o.gid), readOnly: o.readOnly, unstored: map[*file]struct{}{}}
+	root, err := b.vfs.Root()
+	if err != nil {
+		return err
+	}
+	second := kernelTimeout
+	top := &folder{filesystem: f, dir: root}
+	root.SetAux(f, top)
+	server, err := fuse.NewServer(fusefs.NewNodeFS(top, &fusefs.Options{
+		EntryTimeout: &second, AttrTimeout: &second, NullPermissions: true,
+		RootStableAttr: &fusefs.StableAttr{Ino: root.Inode()},
+	}), fmt.Sprintf("/dev/fd/%d", o.fuseFD), &fuse.MountOptions{
+		MaxWrite: 1 << 20, MaxReadAhead: 1 << 20,
+		DisableXAttrs: true,
+	})
+	if err != nil {
+		return fmt.Errorf("the kernel does not speak FUSE on descriptor %d: %w", o.fuseFD, err)
+	}
+	gone := make(chan struct{})
+	go func() { server.Serve(); close(gone) }()
+	select {
+	case <-gone:
+	case <-ctx.Done():
+	}
+	return f.end()
+}
+
+// end stores what is not in the bucket, in bounded time.
+func (f *filesystem) end() error {
+	deadline := time.After(endTimeout)
+	waited := false
+	for {
+		f.mu.Lock()
+		var files []*file
+		for one := range f.unstored {
+			files = append(files, one)
+		}
+		f.mu.Unlock()
+		if len(files) == 0 {
+			if waited {
+				// Whoever waits in close(2) is to hear that it was stored.
+				time.Sleep(answerPause)
+			}
+			return nil
+		}
+		waited = true
+		results := make(chan syscall.Errno, len(files))
+		for _, one := range files {
+			go func() { results <- one.store() }()
+		}
+		failed := 0
+		for range files {
+			select {
+			case errno := <-results:
+				if errno != 0 {
+					failed++
+				}
+			case <-deadline:
+				return &exitError{exitFailed, fmt.Sprintf("%d files could not be stored in %s", len(files), endTimeout)}
+			}
+		}
+		if failed != 0 {
+			return &exitError{exitFailed, fmt.Sprintf("%d files could not be stored", failed)}
+		}
+	}
+}
+
+func (f *filesystem) setUnstored(one *file, is bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if is {
+		f.unstored[one] = struct{}{}
+	} else {
+		delete(f.unstored, one)
+	}
+}
+
+func (f *filesystem) attr(n vfs.Node, out *fuse.Attr) {
+	mode := uint32(n.Mode().Perm())
+	out.Nlink = 1
+	if n.IsDir() {
+		mode |= syscall.S_IFDIR
+	} else {
+		mode |= syscall.S_IFREG
+		out.Size = uint64(n.Size())
+	}
+	out.Mode, out.Ino, out.Uid, out.Gid = mode, n.Inode(), f.uid, f.gid
+	out.Blocks, out.Blksize = (out.Size+511)/512, 1<<20
+	when := n.ModTime()
+	out.SetTimes(&when, &when, &when)
+}
+
+// node is what there is of a file or a folder here: one for each of rclone's.
+func (f *filesystem) node(n vfs.Node) fusefs.InodeEmbedder {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if known, ok := n.Aux(f).(fusefs.InodeEmbedder); ok {
+		return known
+	}
+	var made fusefs.InodeEmbedder
+	switch n := n.(type) {
+	case *vfs.Dir:
+		made = &folder{filesystem: f, dir: n}
+	case *vfs.File:
+		made = &file{filesystem: f, file: n, handles: map[*handle]struct{}{}}
+	}
+	n.SetAux(f, made)
+	return made
+}
+
+func (f *filesystem) inode(ctx context.Context, parent *fusefs.Inode, n vfs.Node, out *fuse.EntryOut) *fusefs.Inode {
+	f.attr(n, &out.Attr)
+	return parent.NewInode(ctx, f.node(n), fusefs.StableAttr{Mode: out.Mode & syscall.S_IFMT, Ino: n.Inode()})
+}
+
+// setattr is what chmod, chown and utimens come to: S3 keeps none of them.
+func (f *filesystem) setattr(in *fuse.SetAttrIn) syscall.Errno {
+	if f.readOnly {
+		return syscall.EROFS
+	}
+	if uid, ok := in.GetUID(); ok && uid != f.uid {
+		return syscall.EPERM
+	}
+	if gid, ok := in.GetGID(); ok && gid != f.gid {
+		return syscall.EPERM
+	}
+	return 0
+}
+
+var writing = uint32(os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC)

@@ -1,0 +1,122 @@
+package buckets
+
+import (
+	"bytes"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/agent/agenttest"
+	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/secret"
+)
+
+const hour = time.Hour
+
+// sessionLength is how long the sessions of these tests last.
+const sessionLength = 8 * time.Second
+
+func TestAFileThatIsOpenIsReadOnOverTheEndOfSessions(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	content := bytes.Repeat([]byte("0123456789abcdef"), 64<<10) // 1 MiB
+	w.s3.Put(bucketName, "large", content)
+	const unread = 4000
+	for i := range unread {
+		w.s3.Put(bucketName, "unread/"+itoa(i), []byte("unread"))
+	}
+	p, c := w.granted("pod", bucketName, grant.ReadOnly, w.s3.Session(sessionLength))
+	held, err := c.Hold(in + "data/large")
+	must(t, err)
+	pid, mounts := w.keeper.PID(p.UID+"/data"), w.mountIDs(p)
+
+	ends := often(5, 20)
+	deadline := time.Now().Add(time.Duration(ends) * sessionLength)
+	refresh := time.Now().Add(sessionLength * 3 / 4)
+	reads := 0
+	for time.Now().Before(deadline) {
+		if time.Now().After(refresh) {
+			w.secrets.put(p, "session", w.s3.Session(sessionLength).Data())
+			refresh = time.Now().Add(sessionLength * 3 / 4)
+		}
+		got, err := c.HeldRead(held)
+		if err != nil || !bytes.HasPrefix(content, got) || len(got) == 0 {
+			t.Fatalf("read %d: %d bytes, %v", reads, len(got), err)
+		}
+		// What is in no cache.
+		if got, err := c.ReadFile(in + "data/unread/" + itoa(reads%unread)); err != nil || string(got) != "unread" {
+			t.Fatalf("read %d of another object: %q, %v", reads, got, err)
+		}
+		reads++
+	}
+	if got := w.keeper.PID(p.UID + "/data"); got != pid || w.mountIDs(p) != mounts {
+		t.Errorf("it was made anew: pid %d, was %d; mounts %s, were %s", got, pid, w.mountIDs(p), mounts)
+	}
+	t.Logf("%d reads over %d sessions", reads, ends)
+}
+
+func TestASessionThatIsNotRefreshedIsAnErrorAndNoHang(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.s3.Put(bucketName, "a.txt", []byte("a"))
+	p, c := w.granted("pod", bucketName, grant.ReadWrite, w.s3.Session(3*time.Second))
+	st := p.Answered(failedWith("MOUNT_DEAD"))
+	if !strings.Contains(st.Messages["data"], "expired") || st.State != grant.StateDegraded {
+		t.Errorf("the answer is %+v", st)
+	}
+	began := time.Now()
+	if got, err := c.ReadFile(in + "data/a.txt"); err == nil {
+		t.Errorf("it reads %q", got)
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("a read failed after %v", took)
+	}
+	w.secrets.put(p, "session", w.s3.Session(hour).Data())
+	p.Answered(isReady)
+	w.within(20*time.Second, "it is read again", func() bool {
+		got, err := c.ReadFile(in + "data/a.txt")
+		return err == nil && string(got) == "a"
+	})
+}
+
+func TestASecretThatIsTakenAwayIsToldAndOneThatIsRotatedIsUsed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.s3.Put(bucketName, "a.txt", []byte("a"))
+	p, c := w.granted("pod", bucketName, grant.ReadOnly, w.s3.Session(20*time.Second))
+	w.secrets.drop(p, "session")
+	st := p.Answered(failedWith("MOUNT_DEAD"))
+	if !strings.Contains(st.Messages["data"], "does not exist") {
+		t.Errorf("deleted: %+v", st)
+	}
+	w.secrets.mu.Lock()
+	w.secrets.has[namespaceOf(p)+"/session"] = secret.Stored{
+		Owners: []secret.Owner{{APIVersion: "v1", Kind: "Pod", UID: "another"}}, Data: secret.NewData(w.s3.Key().Data()),
+	}
+	w.secrets.mu.Unlock()
+	st = p.Answered(func(st *grant.Status) bool { return strings.Contains(st.Messages["data"], "does not belong") })
+	if st.State != grant.StateDegraded {
+		t.Errorf("re-owned: %+v", st)
+	}
+	w.secrets.put(p, "session", w.s3.Key().Data())
+	p.Answered(isReady)
+	if got, err := c.ReadFile(in + "data/a.txt"); err != nil || string(got) != "a" {
+		t.Errorf("rotated: %q, %v", got, err)
+	}
+}
+
+// mountIDs are the kernel's numbers of what stands at the Pod's target.
+func (w *world) mountIDs(p *agenttest.Pod) string {
+	w.t.Helper()
+	ms, err := new(mnt.Kernel).List()
+	must(w.t, err)
+	var ids []string
+	for _, m := range ms {
+		if m.Point == filepath.Join(w.Root, "pods", p.UID, "data") {
+			ids = append(ids, itoa(m.ID))
+		}
+	}
+	return strings.Join(ids, " ")
+}
