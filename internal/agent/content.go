@@ -192,11 +192,15 @@ func materialized(e journal.Entry) bool {
 	return info.Delivery == grant.DeliveryMaterialize
 }
 
-// giveBack tells the checkouts what others have unmounted.
+// keeping is a delivery that keeps something for as long as a mount stands.
+type keeping interface{ Unused(uid, target string) }
+
+// giveBack tells deliveries what others have unmounted.
 func (a *Agent) giveBack(was, is journal.Pod) {
 	for _, e := range was.Mounts {
-		if materialized(e) && is.Find(e.Target) == nil {
-			a.contents.Unused(was.UID, e.Target)
+		info, _ := e.Identity.Kind.Info()
+		if d, ok := a.by[info.Delivery].(keeping); ok && is.Find(e.Target) == nil {
+			d.Unused(was.UID, e.Target)
 		}
 	}
 }

@@ -301,3 +301,14 @@ func TestADeletedPodLeavesNoProcess(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAMountThatOthersTakeAwayTakesItsProcessWithIt(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.folder("bucket", "a.txt")
+	p, _ := n.running("bucket", grant.ReadWrite)
+	must(t, unix.Unmount(filepath.Join(treeOf(n.Node, p), "data"), 0))
+	p.Annotate(nil)
+	must(t, n.Agent.Sweep(t.Context()))
+	p.Pass()
+	within(t, "the process has ended", func() bool { return len(n.keeper.Children()) == 0 })
+}

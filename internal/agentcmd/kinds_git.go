@@ -20,6 +20,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/checkout"
 	"github.com/datalayer/node-mounts/internal/delivery"
+	"github.com/datalayer/node-mounts/internal/netaddr"
 )
 
 // repositories are the settings of the kind git.
@@ -311,7 +312,7 @@ func (s settings) checkoutConfig(ctx context.Context, boot string, log *slog.Log
 			Bytes: s.git.size, Inodes: int64(s.git.files), Memory: s.git.memory, Timeout: time.Duration(s.git.timeout) * time.Second,
 			Total: s.git.total, Free: s.git.free, Budget: s.git.kept, Jobs: gitJobs,
 		},
-		Network: checkout.Policy{Allow: s.git.allow, Deny: s.git.deny, Own: []string{delivery.HostProc}},
+		Network: checkout.Policy{Allow: s.git.allow, Deny: s.git.deny},
 		Proxy:   s.git.proxy, Log: log,
 	}
 	if s.git.kept == 0 {
@@ -327,6 +328,11 @@ func (s settings) checkoutConfig(ctx context.Context, boot string, log *slog.Log
 		}
 	}
 	c.Network.Deny = append(slices.Clone(c.Network.Deny), never...)
+	if _, err := netaddr.Own(delivery.HostProc); err == nil {
+		c.Network.Own = []string{delivery.HostProc}
+	} else {
+		log.Warn("of the node's own addresses only NODE_IP is known, and repositories may be asked for at the others: let the agent see the node's processes (hostPID), or list them in --git-deny", "error", err)
+	}
 	if s.git.caFile != "" {
 		ca, err := os.ReadFile(s.git.caFile)
 		if err != nil {

@@ -55,7 +55,7 @@ func (p Policy) resolve(ctx context.Context, r remote) ([]netip.Addr, error) {
 		}
 	}
 	var own []netip.Prefix
-	for _, proc := range append([]string{"/proc/self"}, p.Own...) {
+	for _, proc := range append([]string{"/proc/thread-self"}, p.Own...) {
 		theirs, err := netaddr.Own(proc)
 		if err != nil {
 			return nil, storage("tell its own addresses from a server's", err)

@@ -181,7 +181,7 @@ func (s *Store) fly(ctx context.Context, f *flight) (key string, err error) {
 		return "", err
 	}
 	key, err = s.attempt(ctx, f.job)
-	if ClassOf(err) == DiskFull && s.dropIdle(ctx, 0) > 0 {
+	if ClassOf(err) == DiskFull && (s.dropIdle(ctx, 0) > 0 || f.job.freed.Load()) {
 		key, err = s.attempt(ctx, s.anew(f))
 	}
 	if errors.Is(err, errNowPublic) {

@@ -168,7 +168,8 @@ func (j *job) explain(remote bool, stderr string, err error) error {
 	}
 	// The node's paths are nobody's business.
 	stderr = strings.ReplaceAll(stderr, j.path+"/", "")
-	if saysFull(stderr) && j.store.full() {
+	// It may be so no longer: git removes what it could not write, and others make way.
+	if saysFull(stderr) && (j.short.Load() || j.store.full()) {
 		return &Error{Class: DiskFull, Message: messageDiskFull, Err: err}
 	}
 	e := classify(stderr, !remote, j.credential.secrets(), err)

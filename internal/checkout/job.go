@@ -28,6 +28,8 @@ type job struct {
 	url        string // as the server answers to it
 	addresses  []netip.Addr
 	used       atomic.Bool // the server asked for the credential
+	short      atomic.Bool // the disk was seen to be full
+	freed      atomic.Bool // checkouts made way for it
 	unproven   bool        // the server gave the commit without asking for it
 	order      int         // among all flights of the store
 	phase      atomic.Pointer[string]

@@ -54,6 +54,29 @@ func TestWhatGitSaysIsClassifiedAndRedacted(t *testing.T) {
 	}
 }
 
+func TestAClassIsTakenFromWhoeverCanKnowIt(t *testing.T) {
+	for _, try := range []struct {
+		output string
+		local  bool
+		want   Class
+	}{
+		{"remote: file too large\nremote: authentication failed\nerror: RPC failed\n", false, Unreachable},
+		{"remote: Repository not found.\nfatal: repository 'https://h/r/' not found\n", false, NotFound},
+		{"fatal: remote error: upload-pack: not our ref abab\n", false, NotFound},
+		{"fatal: remote error: authentication failed\n", false, Failed},
+		{"fatal: Authentication failed for 'https://h/r/'\n", false, AuthRefused},
+		{"error: unable to create file authentication failed\n", true, Failed},
+		{"error: unable to create file not found: Permission denied\n", true, Failed},
+		{"error: unable to create file x: File name too long\n", true, Invalid},
+		{"error: x: no space left on device\n", true, Failed},
+		{"error: x: no space left on device\n", false, Failed},
+	} {
+		if e := classify(try.output, try.local, nil, nil); e.Class != try.want {
+			t.Errorf("%q is %s, expected %s", try.output, e.Class, try.want)
+		}
+	}
+}
+
 func TestTheHelperAnswersAboutItsServerAlone(t *testing.T) {
 	c := &Credential{Token: "t", Username: "u"}
 	const answered = "username=u\npassword=t\n"

@@ -49,7 +49,11 @@ func (s *Store) admit(ctx context.Context, j *job) error {
 		if !over && !full {
 			return nil
 		}
+		if full {
+			j.short.Store(true)
+		}
 		if _, dropped := s.dropOldest(0); dropped {
+			j.freed.Store(true)
 			continue
 		}
 		if full {

@@ -34,8 +34,11 @@ func TestAPathThatNoProgramCanNameIsRefusedBeforeItIsKept(t *testing.T) {
 	if !strings.Contains(err.Error(), "4095") || strings.Contains(err.Error(), "nnnn") {
 		t.Errorf("%v", err)
 	}
-	w.fails(checkout.Request{URL: server.URL(repo.Name), Revision: long}, checkout.Invalid)
-	w.fails(checkout.Request{URL: server.URL(repo.Name), Revision: repo.Commit("deep", deep)}, checkout.Invalid)
+	for _, sha := range []string{long, repo.Commit("deep", deep)} {
+		if err := w.failure(checkout.Request{URL: server.URL(repo.Name), Revision: sha}, checkout.Invalid); !strings.Contains(err.Error(), "4095") {
+			t.Errorf("it was written, and is refused for that: %v", err)
+		}
+	}
 	w.mustGet(checkout.Request{URL: server.URL(repo.Name), Revision: fits})
 }
 

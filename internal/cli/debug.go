@@ -35,7 +35,7 @@ func newDebug(version string) *cobra.Command {
 		Use:   "debug POD",
 		Short: "Collect what is known about a Pod's mounts into one file, without secrets",
 		Long: `debug collects what somebody needs who is to find out why a Pod's folders are not
-there: the Pod, its events, what its node's agent sees and logs, the node, the
+there: the Pod, its events, what its node's agent sees and logs, its keeper, the node, the
 DaemonSet and the versions. A README.txt in it says what is there.
 
 It reads no Secret. The values of environment variables, commands, arguments,
@@ -170,17 +170,44 @@ func (c *collector) agentPod(ctx context.Context, a fleet.Answer) {
 	} else {
 		c.into.Document("agent.json", "the agent's Pod", saidStrictly(reducedPod(p, c.names), redactorFor(p)))
 	}
-	c.log(ctx, a, "agent.log", false)
-	if p != nil && slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.RestartCount > 0 }) {
-		c.log(ctx, a, "agent-before.log", true)
+	at := fleet.Place{Namespace: a.Namespace, Pod: a.Pod, Container: fleet.Container}
+	c.log(ctx, at, "agent.log", "the end of the agent's log: what is about this Pod or about none", false)
+	if p != nil && restarted(*p) {
+		c.log(ctx, at, "agent-before.log", "the same of the agent's container before its last restart", true)
+	}
+	c.keeper(ctx, a)
+}
+
+func restarted(p corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.RestartCount > 0 })
+}
+
+// keeper collects about the keeper of the agent's node, where there is one.
+func (c *collector) keeper(ctx context.Context, a fleet.Answer) {
+	list, err := c.api.Pods(a.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: fleet.KeeperSelector, FieldSelector: fields.OneTermEqualSelector("spec.nodeName", a.Node).String(), Limit: pageSize,
+	})
+	if err != nil {
+		c.into.Miss("keeper.json", err)
+		return
+	}
+	if len(list.Items) == 0 {
+		return
+	}
+	p := slices.MaxFunc(list.Items, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	c.into.Document("keeper.json", "the keeper's Pod", saidStrictly(reducedPod(&p, c.names), redactorFor(&p)))
+	at := fleet.Place{Namespace: p.Namespace, Pod: p.Name, Container: fleet.KeeperContainer}
+	c.log(ctx, at, "keeper.log", "the end of the keeper's log: what is about this Pod or about none", false)
+	if restarted(p) {
+		c.log(ctx, at, "keeper-before.log", "the same of the keeper's container before its last restart", true)
 	}
 }
 
-// log adds the end of the agent's log: what is about this Pod or about none.
-func (c *collector) log(ctx context.Context, a fleet.Answer, name string, before bool) {
+// log adds the end of a container's log: what is about this Pod or about none.
+func (c *collector) log(ctx context.Context, at fleet.Place, name, about string, before bool) {
 	lines, most := int64(logLines), int64(logBytes)
-	in, err := c.api.Pods(a.Namespace).GetLogs(a.Pod, &corev1.PodLogOptions{
-		Container: fleet.Container, Previous: before, TailLines: &lines, LimitBytes: &most,
+	in, err := c.api.Pods(at.Namespace).GetLogs(at.Pod, &corev1.PodLogOptions{
+		Container: at.Container, Previous: before, TailLines: &lines, LimitBytes: &most,
 	}).Stream(ctx)
 	if err != nil {
 		c.into.Miss(name, err)
@@ -191,10 +218,6 @@ func (c *collector) log(ctx context.Context, a fleet.Answer, name string, before
 	if err != nil {
 		c.into.Miss(name, err)
 		return
-	}
-	about := "the end of the agent's log: what is about this Pod or about none"
-	if before {
-		about = "the same of the agent's container before its last restart"
 	}
 	var kept []string
 	for l := range strings.Lines(string(text)) {

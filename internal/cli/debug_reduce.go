@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -177,13 +178,23 @@ func stripped(mounts []nodeview.Mount) []nodeview.Mount {
 
 // concerns tells whether a line of the agent's log is about this Pod or about none.
 // What is no JSON, as a crash writes, is about none.
+//
+// A process of the keeper is called by the uid of its Pod and the mount's target.
 func concerns(line string, p *corev1.Pod) bool {
 	var l struct {
 		Pod json.RawMessage `json:"pod"`
 		UID string          `json:"uid"`
+		Use string          `json:"use"`
 	}
-	if json.Unmarshal([]byte(line), &l) != nil || l.Pod == nil && l.UID == "" {
+	err := json.Unmarshal([]byte(line), &l)
+	if child := childsLine.FindStringSubmatch(line); err != nil && child != nil {
+		return child[1] == string(p.UID)
+	}
+	if err != nil || l.Pod == nil && l.UID == "" && l.Use == "" {
 		return true
+	}
+	if uid, _, isUse := strings.Cut(l.Use, "/"); isUse {
+		return uid == string(p.UID)
 	}
 	var ref struct{ UID, Namespace, Name string }
 	if json.Unmarshal(l.Pod, &ref) == nil && ref.UID != "" {
@@ -195,3 +206,6 @@ func concerns(line string, p *corev1.Pod) bool {
 	}
 	return l.UID == string(p.UID)
 }
+
+// childsLine is what a process of the keeper printed, behind its name there and its id.
+var childsLine = regexp.MustCompile(`\A([^/\s]+)/.* [A-Z2-7]{26}: `)

@@ -105,6 +105,21 @@ func (a *agents) driver(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
+// keeper NODE LOG: a keeper runs on the node, and the file is its log.
+func (a *agents) keeper(ts *testscript.TestScript, _ bool, args []string) {
+	ns := namespaceOf(ts)
+	p, err := a.w.api.CoreV1().Pods(ns).Create(context.Background(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "keeper-" + args[0], Labels: map[string]string{
+			"app.kubernetes.io/name": "node-mounts", "app.kubernetes.io/component": "keeper",
+		}},
+		Spec: corev1.PodSpec{NodeName: args[0], Containers: []corev1.Container{{Name: "keeper", Image: "agent", Args: []string{"--other=CANARY-keeper"}}}},
+	}, metav1.CreateOptions{})
+	ts.Check(err)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.logs[ns+"/"+p.Name] = a.fill(ts, args[1])
+}
+
 func (a *agents) fill(ts *testscript.TestScript, file string) string {
 	text := strings.ReplaceAll(ts.ReadFile(file), "NAMESPACE", namespaceOf(ts))
 	return regexp.MustCompile(`UID\(([a-z-]+)\)`).ReplaceAllStringFunc(text, func(m string) string {

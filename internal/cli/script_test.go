@@ -109,7 +109,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": exits, "shows": shows, "pod": w.pod, "agent": w.agent, "annotate": w.annotate, "finish": w.finish, "end": w.end, "delete": w.delete,
-			"driver": drivers.driver, "leaky": drivers.leaky, "nowhere": nowhere,
+			"driver": drivers.driver, "keeper": drivers.keeper, "leaky": drivers.leaky, "nowhere": nowhere,
 		},
 	})
 }

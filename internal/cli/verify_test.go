@@ -128,7 +128,7 @@ func healthyIsOK(t *testing.T, v *verified) {
 		"\nA runtime may NOT grant itself a mount  warn  -  datalayer-runtimes-sa can patch pods: yes; its token is not in any container that runs user code\n",
 		"\nAgent Secret access matches config  ok  -  can-i get secrets: no; credentials off\n",
 		"\nNo leaked mounts  ok  2 nodes  0 mount(s) would not unmount\n",
-		"\n20 checks: 19 ok, 1 warn, 0 fail, 0 skip\n",
+		"\n22 checks: 21 ok, 1 warn, 0 fail, 0 skip\n",
 	} {
 		if !strings.Contains(got.out, part) {
 			t.Errorf("no %q in\n%s", part, got.out)
@@ -138,7 +138,7 @@ func healthyIsOK(t *testing.T, v *verified) {
 		t.Errorf("on standard error: %s", got.err)
 	}
 	v.documents(t, 0, func(d document) {
-		if !d.OK || d.Summary["ok"] != 19 || d.Summary["warn"] != 1 {
+		if !d.OK || d.Summary["ok"] != 21 || d.Summary["warn"] != 1 {
 			t.Errorf("%+v", d)
 		}
 	})

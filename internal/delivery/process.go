@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
+	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/keeper"
@@ -19,8 +20,6 @@ import (
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/proof"
 	"github.com/datalayer/node-mounts/internal/secret"
-
-	"github.com/datalayer/node-mounts/grant"
 )
 
 // Keeper runs processes that outlive the agent. *keeper.Client is one.
@@ -137,9 +136,7 @@ func (d *Process) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) 
 // DeliverWith is Deliver with the Secret that the grant names. The mount point is
 // made last: until then the sandbox never sees an empty folder.
 func (d *Process) DeliverWith(ctx context.Context, tree *beneath.Dir, m plan.Mount, c Credential) (mnt.Record, error) {
-	if old := d.take(podOf(tree), m.Target()); old != nil { // of a mount that others took away
-		d.stop(old, stopGrace)
-	}
+	d.Unused(podOf(tree), m.Target()) // a mount that stands is never delivered again
 	made, p, err := d.launch(ctx, podOf(tree), m, c)
 	if err != nil {
 		return mnt.Record{}, err
@@ -311,6 +308,13 @@ func (d *Process) Undo(ctx context.Context, tree *beneath.Dir, target string, de
 		}
 	}
 	return err
+}
+
+// Unused says that no mount of the grant stands: somebody else took it away.
+func (d *Process) Unused(uid, target string) {
+	if p := d.take(uid, target); p != nil {
+		d.stop(p, stopGrace)
+	}
 }
 
 // Severs tells that an undone mount is of no use to whoever still has it: no call

@@ -22,6 +22,9 @@ const (
 	Selector = "app.kubernetes.io/name=node-mounts,app.kubernetes.io/component=agent"
 	// Container is the agent's in its Pod.
 	Container = "driver"
+	// KeeperSelector finds the keepers' Pods, and KeeperContainer is the keeper's there.
+	KeeperSelector  = "app.kubernetes.io/name=node-mounts,app.kubernetes.io/component=keeper"
+	KeeperContainer = "keeper"
 	// versionLabel has the agent's version.
 	versionLabel = "app.kubernetes.io/version"
 )

@@ -170,6 +170,7 @@ func (c Cluster) install(ctx context.Context, r Request, report *Report) error {
 	if report.Rollout, err = c.rollout(ctx, r, todo, report); err != nil {
 		return err
 	}
+	c.keepers(ctx, todo.agent.Namespace)
 	c.Helm.remember(report.Revision, c.tell)
 	if err := c.verify(ctx, r, todo, report); err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
@@ -234,4 +236,21 @@ func (c Cluster) lastWarning(ctx context.Context, p *corev1.Pod) string {
 	}
 	newest := slices.MaxFunc(list.Items, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
 	return newest.Reason + ": " + newest.Message
+}
+
+// keepersBound is how long keepers may come after the agents. What a node has not by
+// then, verify tells.
+const keepersBound = time.Minute
+
+// keepers waits until each node has its keeper, where the release has any. Whether one
+// is of this revision does not count: no update replaces a keeper.
+func (c Cluster) keepers(ctx context.Context, namespace string) {
+	ctx, stop := context.WithTimeout(ctx, keepersBound)
+	defer stop()
+	_ = wait.PollUntilContextCancel(ctx, c.interval(), true, func(ctx context.Context) (bool, error) {
+		list, err := c.Client.AppsV1().DaemonSets(namespace).List(ctx, metav1.ListOptions{LabelSelector: fleet.KeeperSelector})
+		return err == nil && !slices.ContainsFunc(list.Items, func(d appsv1.DaemonSet) bool {
+			return d.Status.ObservedGeneration < d.Generation || d.Status.NumberReady < d.Status.DesiredNumberScheduled
+		}), nil
+	})
 }

@@ -129,26 +129,32 @@ func Within(networks []netip.Prefix, a netip.Addr) bool {
 	})
 }
 
-// Own are the addresses of the network namespace of the process at proc, such as
-// "/proc/self" and "/proc/1".
-func Own(proc string) ([]netip.Prefix, error) {
-	type answer struct {
-		all []netip.Prefix
-		err error
+// Own are the addresses of the network namespace of the process or thread at proc, such
+// as "/proc/1". "/proc/thread-self" is this program's.
+func Own(proc string) (all []netip.Prefix, err error) {
+	onItsThread(func() { all, err = ownOf(proc) })
+	if err != nil {
+		return nil, fmt.Errorf("read the addresses of the network of %s: %w", proc, err)
 	}
-	done := make(chan answer)
+	return all, nil
+}
+
+// onItsThread runs f on a thread that ends with it, so that no other goroutine ever runs
+// in the namespace that f enters. The first thread does not end, and is what others see
+// in /proc of the process: it is not taken.
+func onItsThread(f func()) {
+	done := make(chan struct{})
 	go func() {
-		// The thread is never given back, it ends with this goroutine: no other one runs
-		// in that namespace.
+		defer close(done)
 		runtime.LockOSThread()
-		all, err := ownOf(proc)
-		done <- answer{all, err}
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
+		}
+		onItsThread(f)
+		runtime.UnlockOSThread()
 	}()
-	a := <-done
-	if a.err != nil {
-		return nil, fmt.Errorf("read the addresses of the network of %s: %w", proc, a.err)
-	}
-	return a.all, nil
+	<-done
 }
 
 // virtual is the interface that has the address of every Service where kube-proxy works

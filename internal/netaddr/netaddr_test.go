@@ -64,7 +64,7 @@ func TestTheOwnAddressesAreThoseOfTheNamespaceAndNotOfServices(t *testing.T) {
 			t.Errorf("%s: %t, of %v", name, got, theirs)
 		}
 	}
-	ours, err := netaddr.Own("/proc/self")
+	ours, err := netaddr.Own("/proc/thread-self")
 	if err != nil {
 		t.Fatal(err)
 	}

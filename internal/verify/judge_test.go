@@ -81,6 +81,8 @@ const (
 	selinux       = "SELinux is off"
 	network       = "NetworkPolicy lets the watch through"
 	outlives      = "Claim outlives the agent"
+	keeperThere   = "Keeper there"
+	keeperVersion = "Keeper not older than the agent"
 	everyNode     = "Every node asked"
 )
 
@@ -95,7 +97,7 @@ type story struct {
 func stories() map[string]map[string]story {
 	return map[string]map[string]story{
 		"cluster": clusterStories(), "node": nodeStories(), "claim": claimStories(), "access": accessStories(),
-		"pod": podStories(), "network": networkStories(), "nodes": coverageStories(),
+		"pod": podStories(), "network": networkStories(), "nodes": coverageStories(), "keeper": keeperStories(),
 	}
 }
 

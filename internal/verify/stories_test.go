@@ -4,6 +4,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/verify"
 	"github.com/datalayer/node-mounts/internal/verify/verifytest"
@@ -272,4 +273,34 @@ func coverageStories() map[string]story {
 
 func move(to string) func(*verify.Facts) {
 	return spec(func(p *corev1.PodSpec) { p.NodeName = to })
+}
+
+func keeperStories() map[string]story {
+	// on changes what the first node tells.
+	on := func(change func(*nodeview.Node)) func(*verify.Facts) {
+		return func(f *verify.Facts) { change(f.Answers.Value[0].Document) }
+	}
+	is := func(k *nodeview.Keeper) func(*verify.Facts) { return on(func(n *nodeview.Node) { n.Keeper = k }) }
+	of := func(agent, keeper string) func(*verify.Facts) {
+		return on(func(n *nodeview.Node) { n.Version, n.Keeper.Version = agent, keeper })
+	}
+	everywhere := func(f *verify.Facts) {
+		for _, a := range f.Answers.Value {
+			a.Document.Serves, a.Document.Keeper = []grant.Kind{grant.KindFiles, grant.KindGit}, nil
+		}
+	}
+	return map[string]story{
+		"a keeper that does not answer":        {keeperThere, is(&nodeview.Keeper{Reason: "no keeper runs on this node"}), verify.Fail, "no keeper runs on this node"},
+		"a keeper that gives no reason":        {keeperThere, is(&nodeview.Keeper{}), verify.Fail, "no reason"},
+		"a bucket's agent that tells of none":  {keeperThere, is(nil), verify.Fail, "serves cloud-storage and tells of no keeper"},
+		"no kind that needs a keeper":          {keeperThere, everywhere, verify.Skip, "no kind is served"},
+		"a keeper that runs nothing":           {keeperThere, is(&nodeview.Keeper{There: true, Version: "v1.2.3"}), verify.OK, "0 processes"},
+		"a keeper of an earlier release":       {keeperVersion, of("v1.10.0", "v1.9.0"), verify.Warn, "keeper v1.9.0, agent v1.10.0"},
+		"a keeper of an earlier commit":        {keeperVersion, of("v0.0.0-20260201000000-aaaaaaaaaaaa", "v0.0.0-20260101000000-ffffffffffff+dirty"), verify.Warn, "keeper v0.0.0-2026"},
+		"a keeper of a later release":          {keeperVersion, of("v1.9.0", "v1.10.0"), verify.OK, "keeper v1.10.0"},
+		"a keeper of a release before the tag": {keeperVersion, of("v1.2.3", "v1.2.3-rc.1"), verify.Warn, "v1.2.3-rc.1"},
+		"versions that are none":               {keeperVersion, of("v1.2.3", "(devel)"), verify.Skip, "cannot be told"},
+		"the same version that is none":        {keeperVersion, of("unknown", "unknown"), verify.OK, "keeper unknown"},
+		"the version of no keeper":             {keeperVersion, is(&nodeview.Keeper{Reason: "gone"}), verify.Skip, "no keeper"},
+	}
 }

@@ -190,6 +190,19 @@ func nodeChecks() []Check {
 			judge: outlives,
 		},
 		{
+			Name:  "Keeper there",
+			What:  "Nothing runs the filesystems that are processes: no bucket is mounted on that node, and those that stood are dead.",
+			Do:    "Look at what keeps the keeper's Pod from being ready: `kubectl describe` and `kubectl logs` on the Pod with the label app.kubernetes.io/component=keeper on that node.",
+			judge: keeperThere,
+		},
+		{
+			Name: "Keeper not older than the agent",
+			What: "The keeper is of an earlier release: it goes on, without what was mended since. No update replaces it, because its processes end with it.",
+			Do: "Delete the keeper's Pod on that node when a short interruption is fine, best when the node is drained: " +
+				"its buckets answer with an error for about a second, and what is open in them stays broken.",
+			judge: keeperVersion,
+		},
+		{
 			Name:  "Every node asked",
 			What:  "Nothing is known of that node: the rows above do not speak for it.",
 			Do:    "Let the agent run and be ready there; who verifies needs create on pods/exec in its namespace.",

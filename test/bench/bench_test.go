@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
 
@@ -54,14 +56,17 @@ func BenchmarkReport(b *testing.B) {
 	path, fetch := build(b, "cmd/node-mounts-agent"), build(b, "test/bench/fetch")
 	repositories := newRepositories(b)
 	checkouts := measureCheckouts(b, fetch, repositories)
+	unix.Sync() // what was written is not to be written while the rest is measured
 	kernel := measureKernel(b)
 	api := measureAPI(b, path, repositories)
+	buckets := measureBuckets(b)
 	r.targets(kernel, api)
 	r.kernel(kernel)
 	r.passes(kernel)
 	r.latency(api)
 	r.process(api)
 	r.repositories(checkouts, api)
+	r.buckets(buckets)
 	r.end(time.Since(began))
 	fmt.Print("\n", r.String())
 	if file := flag.Lookup(reportFlag).Value.String(); file != "" {

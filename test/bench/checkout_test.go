@@ -13,13 +13,15 @@ import (
 	"time"
 )
 
-// fetched is what it takes to bring a commit from its server, in each way.
+// fetched is what it takes to bring a commit from its server, in ways of which each
+// does more than the one before.
 type fetched struct {
 	*repository
 	clone    samples // git clone --depth 1
-	verified samples // the same, with every object checked
-	byHand   samples // the commands of a checkout with its settings, not confined
-	checkout samples // package checkout
+	verified samples // with every object checked
+	set      samples // with all settings of a checkout
+	byHand   samples // by the commands of a checkout
+	checkout samples // by package checkout
 }
 
 // measureCheckouts brings the same commit in each way, turn by turn, onto the same
@@ -35,8 +37,9 @@ func measureCheckouts(b *testing.B, program string, repositories []*repository) 
 			make   func(*repository) (tree string, took time.Duration, err error)
 			remove func(tree string) error
 		}{
-			{&out.clone, timed(w.clone), os.RemoveAll},
-			{&out.verified, timed(w.verifiedClone), os.RemoveAll},
+			{&out.clone, timed(w.clone(os.DevNull)), os.RemoveAll},
+			{&out.verified, timed(w.clone(w.verified)), os.RemoveAll},
+			{&out.set, timed(w.clone(w.settings)), os.RemoveAll},
 			{&out.byHand, timed(w.byHand), os.RemoveAll},
 			{&out.checkout, w.checkout, w.remove},
 		}
@@ -69,12 +72,13 @@ func (r *repository) arrived(tree string) error {
 	if err != nil {
 		return err
 	}
-	head, err := os.ReadFile(tree + "/.git/HEAD")
+	// The commit is where the history was cut, whatever git calls it.
+	commit, err := os.ReadFile(tree + "/.git/shallow")
 	if err != nil {
 		return err
 	}
-	if branch := "ref: refs/heads/main\n"; string(head) != r.commit+"\n" && string(head) != branch || len(files) != r.size.files {
-		return fmt.Errorf("%s: %d files at %q, expected %d at %s", tree, len(files), head, r.size.files, r.commit)
+	if string(commit) != r.commit+"\n" || len(files) != r.size.files {
+		return fmt.Errorf("%s: %d files of %q, expected %d of %s", tree, len(files), commit, r.size.files, r.commit)
 	}
 	return nil
 }
@@ -85,13 +89,17 @@ type fetcher struct {
 	dir string
 	// trusted are the certificates of the system and the server's, as for a checkout.
 	trusted string
-	// settings are those of a checkout that cost or save time.
-	settings string
-	to       io.Writer // the program
-	from     *bufio.Scanner
+	// settings are those of a checkout that cost or save time, verified is one of them.
+	settings, verified string
+
+	to   io.Writer // the program
+	from *bufio.Scanner
 }
 
-const systemCertificates = "/etc/ssl/certs/ca-certificates.crt"
+const (
+	systemCertificates = "/etc/ssl/certs/ca-certificates.crt"
+	verified           = "[transfer]\n\tfsckObjects = true\n"
+)
 
 func newFetcher(b *testing.B, program string, r *repository) *fetcher {
 	b.Helper()
@@ -99,12 +107,14 @@ func newFetcher(b *testing.B, program string, r *repository) *fetcher {
 	system, err := os.ReadFile(systemCertificates)
 	must(b, err)
 	ca, nowhere := filepath.Join(w.dir, "ca.pem"), filepath.Join(w.dir, "nowhere")
-	w.trusted, w.settings = filepath.Join(w.dir, "trusted.pem"), filepath.Join(w.dir, "settings")
+	w.trusted = filepath.Join(w.dir, "trusted.pem")
+	w.settings, w.verified = filepath.Join(w.dir, "settings"), filepath.Join(w.dir, "verified")
 	must(b, os.Mkdir(nowhere, 0o755))
 	for name, text := range map[string]string{
-		ca:        string(r.server.CA()),
-		w.trusted: string(system) + "\n" + string(r.server.CA()),
-		w.settings: fmt.Sprintf("[http]\n\tsslCAPath = %s\n[transfer]\n\tfsckObjects = true\n[fetch]\n\tunpackLimit = 1\n"+
+		ca:         string(r.server.CA()),
+		w.trusted:  string(system) + "\n" + string(r.server.CA()),
+		w.verified: verified,
+		w.settings: fmt.Sprintf(verified+"[http]\n\tsslCAPath = %s\n[fetch]\n\tunpackLimit = 1\n"+
 			"[pack]\n\tthreads = 1\n[index]\n\tthreads = 1\n[checkout]\n\tworkers = 1\n", nowhere),
 	} {
 		must(b, os.WriteFile(name, []byte(text), 0o644))
@@ -143,14 +153,11 @@ func (w *fetcher) git(settings string, args ...string) error {
 }
 
 // clone is what a person would type.
-func (w *fetcher) clone(r *repository) (tree string, err error) {
-	tree = filepath.Join(w.dir, "clone")
-	return tree, w.git(os.DevNull, "clone", "--quiet", "--depth=1", "--", r.url(), tree)
-}
-
-func (w *fetcher) verifiedClone(r *repository) (tree string, err error) {
-	tree = filepath.Join(w.dir, "clone")
-	return tree, w.git(os.DevNull, "-c", "transfer.fsckObjects=true", "clone", "--quiet", "--depth=1", "--", r.url(), tree)
+func (w *fetcher) clone(settings string) func(*repository) (tree string, err error) {
+	return func(r *repository) (string, error) {
+		tree := filepath.Join(w.dir, "clone")
+		return tree, w.git(settings, "clone", "--quiet", "--depth=1", "--", r.url(), tree)
+	}
 }
 
 // byHand is what a checkout has git do: fetch the commit by its id, list what is in

@@ -62,6 +62,7 @@ func newRepositories(b *testing.B) []*repository {
 		// One pack, as servers keep what is not new.
 		r.served.Git("repack", "-a", "-d", "-q")
 		r.commit = r.served.Git("rev-parse", "main")
+		r.another() // so that there is history that is not fetched
 		packs, err := filepath.Glob(filepath.Join(r.served.Dir(), "objects/pack/*.pack"))
 		must(b, err)
 		for _, name := range packs {

@@ -118,24 +118,35 @@ func (r *report) repositories(fetches []fetched, a apiResult) {
 ## A repository
 
 One commit, until it lies on the disk. The server is git's own http-backend behind TLS, on the same cores. Milliseconds: the
-median and, in parentheses, the most, of few measurements. All ways took turns, onto the same filesystem.
+median and, in parentheses, the most, of few measurements. All ways took turns, onto the same filesystem. Each does more than the
+one above it, so the last columns multiply to what a checkout costs beside a clone.
 
 - *clone*: %[1]sgit clone --depth 1%[1]s, by root, with git's own settings.
-- *verified clone*: the same with %[1]stransfer.fsckObjects%[1]s, which a checkout has set.
-- *by hand*: the three commands of a checkout, with its settings: fetch the commit by its id, list its files, write them. Not confined.
-- *checkout*: package checkout, as the agent calls it: each of the three commands is the program started again, in namespaces of its own,
-  which covers what is secret, gives up every privilege and then becomes git; and what git left is inspected and given to the
-  sandbox's user. What this costs is the difference to *by hand*.
+- *verified*: the same clone with %[1]stransfer.fsckObjects%[1]s.
+- *settings*: with the other settings of a checkout that cost or save time: one thread, one pack, and the system's certificates
+  read from their file alone.
+- *by hand*: instead of the clone, the three commands of a checkout: fetch the commit by its id, list its files, write them.
+- *checkout*: by package checkout, as the agent does it: each of the three is the agent's program started again, in namespaces of
+  its own, where it covers what is secret, gives up every privilege and becomes git; and what git left is inspected and given to
+  the sandbox's user.
 `, "`")
-	r.table("Repository", "sent", "rounds", "clone", "verified clone", "by hand", "checkout", "checkout / clone", "checkout / by hand")
 	for _, f := range fetches {
-		r.row(f.repository, fmt.Sprintf("%.3g MB", float64(f.packed)/1e6), len(f.clone), f.clone.few(), f.verified.few(), f.byHand.few(), f.checkout.few(),
-			fmt.Sprintf("**%.2f**", ratio(f.checkout.p50(), f.clone.p50())), fmt.Sprintf("%.2f", ratio(f.checkout.p50(), f.byHand.p50())))
+		r.say("\n%s; %.3g MB are sent; %d rounds:\n", f.repository, float64(f.packed)/1e6, len(f.clone))
+		r.table("Way", "took", "beside the clone", "beside the one above")
+		r.row("clone", f.clone.few(), "", "")
+		above := f.clone
+		for _, way := range []struct {
+			name string
+			took samples
+		}{{"verified", f.verified}, {"settings", f.set}, {"by hand", f.byHand}, {"checkout", f.checkout}} {
+			r.row(way.name, way.took.few(), fmt.Sprintf("%.2f", ratio(way.took.p50(), f.clone.p50())), fmt.Sprintf("%.2f", ratio(way.took.p50(), above.p50())))
+			above = way.took
+		}
 	}
 	r.say(`
-The same by the whole agent: a commit that is new to the node is granted to one Pod, and then to nine more, one after the other.
-From the patch of the annotation until a watcher has the answer. *bare* is the same set answered without mounting, as above. The
-ratios are of medians.
+The same through the whole agent: a commit that is new to the node is granted to one Pod, and then to nine more, one after the
+other. From before the annotation is patched until a watcher has the answer; *bare* is the same set answered without mounting, as
+above. The ratios are those of medians.
 `)
 	r.table("Repository", "rounds", "bare", "first Pod", "tenth Pod", "first / tenth", "tenth / bare")
 	for _, s := range a.sharing {

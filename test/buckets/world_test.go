@@ -120,7 +120,7 @@ func namespaceOf(p *agenttest.Pod) string {
 // world is a node that serves buckets.
 type world struct {
 	*agenttest.Node
-	t       *testing.T
+	t       testing.TB
 	s3      *s3test.Server
 	keeper  *keepertest.Process
 	secrets *secrets
@@ -148,7 +148,7 @@ func (b *lockedBuffer) String() string {
 }
 
 // newWorld starts everything. args are the S3 server's.
-func newWorld(t *testing.T, args ...string) *world {
+func newWorld(t testing.TB, args ...string) *world {
 	t.Helper()
 	w := &world{
 		t: t, s3: s3test.Start(t, serverProgram, args, bucketName), keeper: keepertest.Start(t),
@@ -227,7 +227,7 @@ func (w *world) within(bound time.Duration, what string, holds func() bool) {
 	}
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -60,6 +60,9 @@ func TestTheAgentMayDoThisAndNothingElse(t *testing.T) {
 		"with credentials, in all": {`nodeMountGateway: {namespace: "", events: false, credentials: true}`, []string{
 			agent + ": get secrets in datalayer-runtimes", agent + ": get,list,watch,patch pods in all namespaces",
 		}},
+		"with buckets": {"nodeMountGateway: {events: false, buckets: true, credentials: true}", []string{
+			agent + ": get secrets in datalayer-runtimes", agent + ": get,list,watch,patch pods in datalayer-runtimes", agent + ": list pods in " + namespace,
+		}},
 		"without events":                      {"nodeMountGateway: {events: false}", []string{agent + ": get,list,watch,patch pods in datalayer-runtimes"}},
 		"with a holder, which may do nothing": {"{nodeMountGateway: {events: false}, claimHolder: {enabled: true}}", []string{agent + ": get,list,watch,patch pods in datalayer-runtimes"}},
 	} {

@@ -2,8 +2,15 @@ package gitserver
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/pem"
 	"io"
+	"math/big"
+	"net"
 	"net/http"
 	"net/http/cgi"
 	"net/http/httptest"
@@ -12,6 +19,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // HTTPS serves the repositories beneath a folder by git's http-backend.
@@ -28,6 +36,8 @@ type HTTPS struct {
 	// Hold, when set, is asked before the answer to each request for objects begins;
 	// it returns when the answer may begin, or when the request has ended.
 	Hold func(r *http.Request)
+	// At is the address to listen at; the zero value is a port of loopback.
+	At netip.AddrPort
 	// HoldRefused is asked likewise before a request is refused.
 	HoldRefused func(r *http.Request)
 
@@ -59,10 +69,38 @@ func (h *HTTPS) Start(t testing.TB, root string) {
 			// The repositories may belong to whoever runs the tests.
 			"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"),
 	}
-	h.server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.serve(backend, meter{w, &h.sent}, r)
 	}))
+	if h.At.IsValid() {
+		h.listen(t)
+	}
+	h.server.StartTLS()
 	t.Cleanup(h.server.Close)
+}
+
+// listen has the server listen at h.At, with a certificate for that address.
+func (h *HTTPS) listen(t testing.TB) {
+	t.Helper()
+	l, err := net.Listen("tcp", h.At.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.server.Listener.Close()
+	h.server.Listener = l
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), IPAddresses: []net.IP{h.At.Addr().AsSlice()}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
 }
 
 func (h *HTTPS) serve(backend http.Handler, w http.ResponseWriter, r *http.Request) {
@@ -134,7 +172,8 @@ func (h *HTTPS) Address() netip.AddrPort {
 	return netip.MustParseAddrPort(h.server.Listener.Addr().String())
 }
 
-// CA is the certificate of the server, in PEM. It names 127.0.0.1 and example.com.
+// CA is the certificate of the server, in PEM. It names 127.0.0.1 and example.com, or
+// the address of At.
 func (h *HTTPS) CA() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.server.Certificate().Raw})
 }

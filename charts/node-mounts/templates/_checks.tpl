@@ -12,6 +12,7 @@ What the schema cannot say. Each refusal is one sentence with what to do. daemon
 {{- end -}}
 {{- include "node-mounts.checkPaths" . -}}
 {{- include "node-mounts.checkMemory" . -}}
+{{- include "node-mounts.checkBuckets" . -}}
 {{- range $name, $actions := dict "grants" .Values.admission.grants.actions "pods" .Values.admission.pods.actions -}}
 {{- if and (has "Deny" $actions) (has "Warn" $actions) -}}
 {{- fail (printf "admission.%s.actions has Deny and Warn: a denied request needs no warning, so name one of them" $name) -}}
@@ -32,16 +33,38 @@ What the agent of this release does not serve. A line goes when the agent learns
 {{- $_ := set $unserved "driver.allowInsecureRelay" .Values.driver.allowInsecureRelay -}}
 {{- $_ := set $unserved "relay" (or .Values.relay.host .Values.relay.cidr .Values.relay.namespace .Values.relay.podSelector) -}}
 {{- $_ := set $unserved "nodeMountGateway.localBridges" $gateway.localBridges -}}
-{{- $_ := set $unserved "nodeMountGateway.buckets" $gateway.buckets -}}
 {{- range $name := keys $unserved | sortAlpha -}}
 {{- if get $unserved $name -}}
 {{- fail (printf "%s is not served by this release yet: leave it at its default" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- /* These two stay when their kinds are served. */ -}}
+{{- /* This one stays when bridges are served. */ -}}
 {{- range $name := list "localBridges" "buckets" -}}
 {{- if and (get $gateway $name) (not $gateway.credentials) -}}
 {{- fail (printf "nodeMountGateway.%s needs nodeMountGateway.credentials: a grant of that kind names a Secret" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /*
+What the agent would refuse to start on, and a limit that one tenant's process could end all others by.
+*/ -}}
+{{- define "node-mounts.checkBuckets" -}}
+{{- $gateway := .Values.nodeMountGateway -}}
+{{- if $gateway.buckets -}}
+{{- if regexMatch "(^|:)0+(:|$)" $gateway.owner -}}
+{{- fail (printf "nodeMountGateway.owner (%s) is root, and nodeMountGateway.buckets gives files to the owner: name somebody else" $gateway.owner) -}}
+{{- end -}}
+{{- if eq (base $gateway.s3.program) "mount-s3" -}}
+{{- if lt (float64 (include "node-mounts.bytes" $gateway.s3.memory)) (mulf 683.0 1048576.0) -}}
+{{- fail (printf "nodeMountGateway.s3.memory (%s) is less than mount-s3 takes: give it 683Mi or more" $gateway.s3.memory) -}}
+{{- end -}}
+{{- if $gateway.s3.proxy -}}
+{{- fail "nodeMountGateway.s3.proxy is not used by mount-s3: leave one of them at its default" -}}
+{{- end -}}
+{{- end -}}
+{{- if ((.Values.keeper.resources | default dict).limits | default dict).memory -}}
+{{- fail "keeper.resources.limits.memory would end the processes of all mounts for one of them: leave it out, and limit each by nodeMountGateway.s3.memory" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

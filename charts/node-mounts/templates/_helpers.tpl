@@ -8,6 +8,32 @@ app.kubernetes.io/name: node-mounts
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{- /* Whether a kind is served whose filesystem is a process: true, or nothing. */ -}}
+{{- define "node-mounts.hasKeeper" -}}
+{{- if .Values.nodeMountGateway.buckets -}}true{{- end -}}
+{{- end -}}
+
+{{- define "node-mounts.keeperSelector" -}}
+{{ include "node-mounts.selector" . }}
+app.kubernetes.io/component: keeper
+{{- end -}}
+
+{{- /* How the agent finds the keeper of its node; empty without one. */ -}}
+{{- define "node-mounts.keeper" -}}
+{{- if include "node-mounts.hasKeeper" . -}}
+{{ .Release.Namespace }}/{{ include "node-mounts.keeperSelector" . | fromYaml | include "node-mounts.selectorText" }}
+{{- end -}}
+{{- end -}}
+
+{{- /* Labels as the API takes them in a selector. */ -}}
+{{- define "node-mounts.selectorText" -}}
+{{- $pairs := list -}}
+{{- range $name := keys . | sortAlpha -}}
+{{- $pairs = append $pairs (printf "%s=%s" $name (get $ $name)) -}}
+{{- end -}}
+{{- join "," $pairs -}}
+{{- end -}}
+
 {{- define "node-mounts.labels" -}}
 {{ include "node-mounts.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -99,7 +125,7 @@ from other values, and an agent whose tenants can bring it to its limit is resta
 {{- end -}}
 {{- end -}}
 
-{{- /* Where Pods of both DaemonSets run. */ -}}
+{{- /* Where Pods of all DaemonSets run. */ -}}
 {{- define "node-mounts.placement" -}}
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . }}
@@ -149,4 +175,29 @@ prometheus.io/path: /metrics
 {{- if not (include "node-mounts.hasProfileField" .) }}
 container.apparmor.security.beta.kubernetes.io/driver: unconfined
 {{- end }}
+{{- end -}}
+
+{{- /*
+Everywhere but where nodes are trusted: their links, the metadata services of clouds, the nodes and the
+API server as far as the values tell. As NetworkPolicy peers.
+*/ -}}
+{{- define "node-mounts.elsewhere" -}}
+{{- $four := list "169.254.0.0/16" "100.100.100.200/32" "168.63.129.16/32" "192.0.0.192/32" -}}
+{{- $six := list "fe80::/10" "fec0::/10" "fd00:ec2::254/128" "fd20:ce::254/128" -}}
+{{- range concat .Values.networkPolicy.nodeCidrs (list .Values.apiServer.cidr) -}}
+{{- if or (not .) (hasSuffix "/0" .) -}}
+{{- else if contains ":" . -}}
+{{- $six = append $six . -}}
+{{- else -}}
+{{- $four = append $four . -}}
+{{- end -}}
+{{- end -}}
+- ipBlock:
+    cidr: 0.0.0.0/0
+    except:
+      {{- toYaml $four | nindent 6 }}
+- ipBlock:
+    cidr: ::/0
+    except:
+      {{- toYaml $six | nindent 6 }}
 {{- end -}}

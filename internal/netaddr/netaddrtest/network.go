@@ -17,9 +17,17 @@ import (
 func Network(t testing.TB, name string, address netip.Addr) (proc string) {
 	t.Helper()
 	made, end := make(chan error), make(chan struct{})
-	go func() {
-		// The thread ends with this goroutine, and the namespace with it.
+	var start func()
+	start = func() {
+		// The thread ends with this goroutine, and the namespace with it. The first one
+		// does not end.
 		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			go start()
+			<-end
+			return
+		}
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			made <- fmt.Errorf("make a network: %w", err)
 			return
@@ -27,11 +35,12 @@ func Network(t testing.TB, name string, address netip.Addr) (proc string) {
 		proc = fmt.Sprintf("/proc/self/task/%d", unix.Gettid())
 		made <- setUp(name, address)
 		<-end
-	}()
+	}
+	go start()
+	t.Cleanup(func() { close(end) })
 	if err := <-made; err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { close(end) })
 	return proc
 }
 

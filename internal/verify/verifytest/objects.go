@@ -46,7 +46,9 @@ func Document(node string) *nodeview.Node {
 			Kernel: "6.8.0-1057-aws", MountSetattr: true, KubeletPropagation: nodeview.Shared, RootPropagation: nodeview.Shared, KubeletFound: true,
 			Claim: nodeview.Claim{Path: "/mnt/shared-fs", Mounted: true, Filesystem: "nfs4", Backing: nodeview.BackedByKernel, Answers: true},
 		},
-		Pods: []nodeview.Pod{{UID: "u", Namespace: Runtimes, Name: "sandbox", Published: true, Tree: "tmpfs"}},
+		Serves: []grant.Kind{grant.KindPlain, grant.KindFiles, grant.KindSharedFolder, grant.KindCloudStorage},
+		Keeper: &nodeview.Keeper{There: true, Version: "v1.2.3", Instance: "KEEPER", Children: 1},
+		Pods:   []nodeview.Pod{{UID: "u", Namespace: Runtimes, Name: "sandbox", Published: true, Tree: "tmpfs"}},
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -37,6 +38,8 @@ func run(args []string, stop <-chan os.Signal, out io.Writer) error {
 		return stat(rest, out)
 	case "crash-after":
 		return crashAfter(rest, stop, out)
+	case "listen":
+		return listen(rest, stop, out)
 	}
 	return usageError("unknown command " + name)
 }
@@ -154,4 +157,29 @@ func crashAfter(args []string, stop <-chan os.Signal, out io.Writer) error {
 	}
 	os.Exit(137)
 	return nil
+}
+
+// listen listens at a socket for packets, and says of each that connects that it did.
+func listen(args []string, stop <-chan os.Signal, out io.Writer) error {
+	path, err := one(args, "SOCKET")
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("unixpacket", path)
+	if err != nil {
+		return err
+	}
+	ready(out)
+	go func() {
+		<-stop
+		l.Close()
+	}()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return nil // it was asked to end
+		}
+		fmt.Fprintln(out, "connected")
+		c.Close()
+	}
 }

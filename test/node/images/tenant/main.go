@@ -21,6 +21,7 @@ const usage = `usage: tenant COMMAND
   read-loop [-every D] [-record F] FILE     read FILE each D (50ms) until SIGTERM or an error
   stat PATH...                    owner, mode and the mount's flags of each
   crash-after D                   end by SIGKILL after D
+  listen SOCKET                   say "connected" of each that connects
 `
 
 func main() {

@@ -214,6 +214,7 @@ func TestAWrongCommandLineIsSaidToBeOne(t *testing.T) {
 		{"cwd", "a", "b"},
 		{"stat"},
 		{"crash-after", "soon"},
+		{"listen"},
 		{"write-on-term", "f"},
 		{"write-on-term", "-for", "x", "f", "t"},
 		{"append-loop"},
