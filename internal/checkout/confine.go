@@ -15,6 +15,7 @@ import (
 
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/privilege"
 )
 
 // confinedName is the name under which this program becomes git: the child starts
@@ -100,27 +101,14 @@ func confine() error {
 	if err := s.landlock(); err != nil {
 		return fmt.Errorf("landlock: %w", err)
 	}
-	if err := s.giveUp(); err != nil {
+	if err := privilege.Drop(s.UID, s.GID); err != nil {
 		return err
 	}
 	if err := os.Chdir(s.Dir); err != nil {
 		return err
 	}
-	// The kernel forgets this at the change of user. An agent that ended before here
-	// sends no signal any more, but its end of the pipe has gone.
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
-		return fmt.Errorf("ask for the parent's end: %w", err)
-	}
-	poll := []unix.PollFd{{Fd: specFD}}
-	_, err := unix.Poll(poll, 0)
-	for errors.Is(err, unix.EINTR) { // Go's own signals
-		_, err = unix.Poll(poll, 0)
-	}
-	if err != nil {
-		return fmt.Errorf("look after the agent: %w", err)
-	}
-	if poll[0].Revents != 0 {
-		return errors.New("the agent has gone")
+	if err := privilege.EndWithParent(specFD); err != nil {
+		return err
 	}
 	unix.CloseOnExec(specFD)
 	for _, fd := range keep {
@@ -197,40 +185,6 @@ func (s *spec) limit() error {
 	// tenants is among the first, before their Pods.
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
 		return fmt.Errorf("be ended first where memory is short: %w", err)
-	}
-	return nil
-}
-
-// giveUp leaves the process an unprivileged user without a way back.
-func (s *spec) giveUp() error {
-	if s.UID <= 0 || s.GID <= 0 {
-		return errors.New("git does not run as root")
-	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("give up new privileges: %w", err)
-	}
-	for c := range uintptr(unix.CAP_LAST_CAP + 1) {
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("drop capability %d: %w", c, err)
-		}
-	}
-	// An older kernel may know fewer capabilities than this program: EINVAL above.
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
-		return fmt.Errorf("clear ambient capabilities: %w", err)
-	}
-	if err := unix.Setgroups(nil); err != nil {
-		return fmt.Errorf("leave the groups: %w", err)
-	}
-	if err := unix.Setresgid(s.GID, s.GID, s.GID); err != nil {
-		return fmt.Errorf("become group %d: %w", s.GID, err)
-	}
-	if err := unix.Setresuid(s.UID, s.UID, s.UID); err != nil {
-		return fmt.Errorf("become user %d: %w", s.UID, err)
-	}
-	var none [2]unix.CapUserData
-	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	if err := unix.Capset(&head, &none[0]); err != nil {
-		return fmt.Errorf("give up capabilities: %w", err)
 	}
 	return nil
 }

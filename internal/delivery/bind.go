@@ -120,13 +120,7 @@ func (b *Bind) Usable(ctx context.Context) error {
 }
 
 func (b *Bind) attach(source, tree *beneath.Dir, m plan.Mount) (mnt.Record, error) {
-	if err := tree.Mkdir(m.Target(), targetMode); err != nil {
-		return mnt.Record{}, err
-	}
-	target, err := tree.OpenTarget(m.Target())
-	if errors.Is(err, beneath.ErrEscapes) || errors.Is(err, unix.ENOTDIR) {
-		return mnt.Record{}, errors.Join(ErrTargetTaken, err)
-	}
+	target, err := mountPoint(tree, m.Target())
 	if err != nil {
 		return mnt.Record{}, err
 	}

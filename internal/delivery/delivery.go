@@ -54,6 +54,19 @@ var ErrReadOnly = errors.New("the claim, or the filesystem of the source, is mou
 // at the target in the tree. Only root on the node can put it there.
 var ErrTargetTaken = errors.New("something else stands at the target in the Pod's tree")
 
+// mountPoint makes the place of a mount in the tree, and opens it. It comes last: until
+// a mount is there to be attached, the sandbox never sees an empty folder.
+func mountPoint(tree *beneath.Dir, target string) (*beneath.Dir, error) {
+	if err := tree.Mkdir(target, targetMode); err != nil {
+		return nil, err
+	}
+	dir, err := tree.OpenTarget(target)
+	if errors.Is(err, beneath.ErrEscapes) || errors.Is(err, unix.ENOTDIR) {
+		return nil, errors.Join(ErrTargetTaken, err)
+	}
+	return dir, err
+}
+
 // Explain is the one place that turns an error of a delivery into the code and
 // the sentence of the answer.
 func Explain(err error) (grant.Code, string) {

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/deadline"
@@ -78,13 +76,7 @@ func (f *Filesystem) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Moun
 		return mnt.Record{}, err
 	}
 	defer made.Close()
-	if err := tree.Mkdir(m.Target(), targetMode); err != nil {
-		return mnt.Record{}, err
-	}
-	target, err := tree.OpenTarget(m.Target())
-	if errors.Is(err, beneath.ErrEscapes) || errors.Is(err, unix.ENOTDIR) {
-		return mnt.Record{}, errors.Join(ErrTargetTaken, err)
-	}
+	target, err := mountPoint(tree, m.Target())
 	if err != nil {
 		return mnt.Record{}, err
 	}

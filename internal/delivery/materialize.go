@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/checkout"
 	"github.com/datalayer/node-mounts/internal/mnt"
@@ -320,13 +318,7 @@ func (d *Materialize) bind(ctx context.Context, tree *beneath.Dir, m plan.Mount,
 	if err := proof.Reads(source); err != nil {
 		return mnt.Record{}, err
 	}
-	if err := tree.Mkdir(m.Target(), targetMode); err != nil {
-		return mnt.Record{}, err
-	}
-	target, err := tree.OpenTarget(m.Target())
-	if errors.Is(err, beneath.ErrEscapes) || errors.Is(err, unix.ENOTDIR) {
-		return mnt.Record{}, errors.Join(ErrTargetTaken, err)
-	}
+	target, err := mountPoint(tree, m.Target())
 	if err != nil {
 		return mnt.Record{}, err
 	}

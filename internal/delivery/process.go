@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
 	"github.com/datalayer/node-mounts/grant"
@@ -152,13 +151,7 @@ func (d *Process) DeliverWith(ctx context.Context, tree *beneath.Dir, m plan.Mou
 }
 
 func (d *Process) attach(tree *beneath.Dir, m plan.Mount, made mnt.Detached) (mnt.Record, error) {
-	if err := tree.Mkdir(m.Target(), targetMode); err != nil {
-		return mnt.Record{}, err
-	}
-	target, err := tree.OpenTarget(m.Target())
-	if errors.Is(err, beneath.ErrEscapes) || errors.Is(err, unix.ENOTDIR) {
-		return mnt.Record{}, errors.Join(ErrTargetTaken, err)
-	}
+	target, err := mountPoint(tree, m.Target())
 	if err != nil {
 		return mnt.Record{}, err
 	}

@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/privilege"
 )
 
 // confinedName is the name under which this program becomes a child: it starts as
@@ -76,10 +78,7 @@ func confine(link *int) error {
 	if err := closeOnExec(first); err != nil {
 		return err
 	}
-	if err := s.giveUp(); err != nil {
-		return err
-	}
-	if err := keeperLives(); err != nil {
+	if err := s.becomeNobody(); err != nil {
 		return err
 	}
 	if s.Remove != "" {
@@ -138,11 +137,8 @@ func closeOnExec(first int) error {
 	return nil
 }
 
-// giveUp leaves the process an unprivileged user without a way back.
-func (s *spec) giveUp() error {
-	if s.UID <= 0 || s.GID <= 0 {
-		return errors.New("a child is never root")
-	}
+// becomeNobody leaves the process what its program is to have, without a way back.
+func (s *spec) becomeNobody() error {
 	unix.Umask(0o022)
 	if err := os.Chdir("/"); err != nil {
 		return err
@@ -150,72 +146,10 @@ func (s *spec) giveUp() error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("set the limit of core files: %w", err)
 	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("give up new privileges: %w", err)
-	}
-	if err := dropBounding(); err != nil {
+	if err := privilege.Drop(s.UID, s.GID); err != nil {
 		return err
 	}
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
-		return fmt.Errorf("clear ambient capabilities: %w", err)
-	}
-	if err := unix.Setgroups(nil); err != nil {
-		return fmt.Errorf("leave the groups: %w", err)
-	}
-	if err := unix.Setresgid(s.GID, s.GID, s.GID); err != nil {
-		return fmt.Errorf("become group %d: %w", s.GID, err)
-	}
-	if err := unix.Setresuid(s.UID, s.UID, s.UID); err != nil {
-		return fmt.Errorf("become user %d: %w", s.UID, err)
-	}
-	var none [2]unix.CapUserData
-	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	if err := unix.Capset(&head, &none[0]); err != nil {
-		return fmt.Errorf("give up capabilities: %w", err)
-	}
-	return nil
-}
-
-// dropBounding empties the bounding set. That takes CAP_SETPCAP, which a keeper need
-// not have: what is left there cannot be gained, because no program that is executed
-// after PR_SET_NO_NEW_PRIVS brings a capability along.
-func dropBounding() error {
-	var have [2]unix.CapUserData
-	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	if err := unix.Capget(&head, &have[0]); err != nil {
-		return fmt.Errorf("read the capabilities: %w", err)
-	}
-	if have[0].Effective&(1<<unix.CAP_SETPCAP) == 0 {
-		return nil
-	}
-	for c := range uintptr(unix.CAP_LAST_CAP + 1) {
-		// An older kernel may know fewer capabilities than this program: EINVAL.
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("drop capability %d: %w", c, err)
-		}
-	}
-	return nil
-}
-
-// keeperLives makes the keeper's end this process's. The kernel forgets the request at
-// the change of user; a keeper that ended before it is repeated sends no signal, but
-// its end of the link has gone.
-func keeperLives() error {
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
-		return fmt.Errorf("ask for the keeper's end: %w", err)
-	}
-	poll := []unix.PollFd{{Fd: linkFD}}
-	_, err := unix.Poll(poll, 0)
-	for errors.Is(err, unix.EINTR) { // Go's own signals
-		_, err = unix.Poll(poll, 0)
-	}
-	if err != nil {
-		return fmt.Errorf("look after the keeper: %w", err)
-	}
-	if poll[0].Revents&unix.POLLHUP != 0 {
-		return errors.New("the keeper has gone")
-	}
-	return nil
+	return privilege.EndWithParent(linkFD)
 }
 
 // arrange moves the child's files to where it expects them, and link and program out

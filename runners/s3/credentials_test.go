@@ -200,7 +200,7 @@ func TestARefusedSecretEndsTheSession(t *testing.T) {
 	e.refuse(404)
 	eventually(t, "the session is not used any more", func() error {
 		if err := os.WriteFile(m.path("new"), []byte("x"), 0o644); !errors.Is(err, syscall.EIO) {
-			return fmt.Errorf("got %v", err)
+			return fmt.Errorf("got %v", err) //nolint:errorlint // it may be nil
 		}
 		return nil
 	}, nil)

@@ -45,7 +45,7 @@ func reexecute() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	server := filepath.Join(dir, "s3server")
 	build := exec.Command("go", "build", "-C", "../../test/s3server", "-trimpath", "-o", server, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -307,7 +307,7 @@ func cacheDir(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	if err := os.Chown(dir, runnerUID, runnerUID); err != nil {
 		t.Fatal(err)
 	}

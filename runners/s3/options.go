@@ -83,7 +83,7 @@ func (o options) check(rest []string) error {
 	}
 	for segment := range strings.SplitSeq(strings.Trim(o.prefix, "/"), "/") {
 		if segment == "." || segment == ".." || segment == "" && strings.Trim(o.prefix, "/") != "" {
-			return errors.New("--prefix has an empty segment, a . or a ..")
+			return errors.New("--prefix has a segment that is empty, \".\" or \"..\"")
 		}
 	}
 	if o.endpointURL != "" {

@@ -26,7 +26,7 @@ type repository struct {
 type repositorySize struct {
 	name         string
 	files, bytes int
-	// rounds of turns with it, one after the other and among Pods
+	// rounds is how often it is fetched in each way, podRounds how often among Pods.
 	rounds, podRounds int
 }
 

@@ -2,14 +2,17 @@ package buckets
 
 import (
 	"bytes"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
 	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/secret"
 )
 
@@ -61,8 +64,14 @@ func TestASessionThatIsNotRefreshedIsAnErrorAndNoHang(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.s3.Put(bucketName, "a.txt", []byte("a"))
+	events := &told{}
+	w.Events = events
+	w.restart()
 	p, c := w.granted("pod", bucketName, grant.ReadWrite, w.s3.Session(3*time.Second))
 	st := p.Answered(failedWith("MOUNT_DEAD"))
+	if text := events.String(); !strings.Contains(text, agent.ReasonDegraded) || !strings.Contains(text, "expired") {
+		t.Errorf("the events are %s", text)
+	}
 	if !strings.Contains(st.Messages["data"], "expired") || st.State != grant.StateDegraded {
 		t.Errorf("the answer is %+v", st)
 	}
@@ -105,6 +114,14 @@ func TestASecretThatIsTakenAwayIsToldAndOneThatIsRotatedIsUsed(t *testing.T) {
 	if got, err := c.ReadFile(in + "data/a.txt"); err != nil || string(got) != "a" {
 		t.Errorf("rotated: %q, %v", got, err)
 	}
+}
+
+// told are the events of a node, as text.
+type told struct{ lockedBuffer }
+
+// Event implements agent.Events.
+func (e *told) Event(_ plan.Pod, _ bool, reason, message string) {
+	fmt.Fprintln(&e.lockedBuffer, reason, message)
 }
 
 // mountIDs are the kernel's numbers of what stands at the Pod's target.

@@ -45,12 +45,12 @@ func (f *front) accept(l net.Listener) {
 }
 
 func (f *front) carry(client net.Conn) {
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	server, err := net.Dial("unix", f.backend)
 	if err != nil {
 		return
 	}
-	defer server.Close()
+	defer func() { _ = server.Close() }()
 	if !f.keep(client) {
 		return
 	}

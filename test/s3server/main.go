@@ -64,7 +64,7 @@ func run(args []string, stdin io.Reader, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(private)
+	defer func() { _ = os.RemoveAll(private) }()
 
 	front, err := newFront(*listen, filepath.Join(private, "s3"))
 	if err != nil {
