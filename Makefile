@@ -145,6 +145,11 @@ bench: kubernetes ## compare a grant with the bare calls and a bare round trip: 
 fuzz: ## run every fuzz target for a few seconds (FUZZTIME=10s)
 	@tools/fuzz $(FUZZTIME)
 
+.PHONY: soak
+soak: ## repeat what only shows after many sessions, kills and replacements (root; about 15 minutes)
+	NODE_MOUNTS_SOAK=1 $(GO) test -count=1 -timeout 30m ./test/buckets
+	NODE_MOUNTS_SOAK=1 $(GO) -C runners/s3 test -count=1 -timeout 30m .
+
 .PHONY: clean
 clean: ## remove bin/ (the tools stay in the cache)
 	rm -rf bin

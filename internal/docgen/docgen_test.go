@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,12 +47,18 @@ func TestCheckNamesTheFirstLineThatDiffers(t *testing.T) {
 
 func TestCheckFindsMissingPagesAndPagesNobodyWrites(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "old.md"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "old.md"), fmt.Appendf(nil, "# Old\n\n"+generated, "old.go"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "hand.md"), []byte("# Written by somebody\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	err := verify(dir, []page{{"new.md", "text\n"}})
 	if err == nil {
 		t.Fatal("nothing found")
+	}
+	if strings.Contains(err.Error(), "hand.md") {
+		t.Errorf("a page that is nobody's but its author's is named: %v", err)
 	}
 	for _, name := range []string{"old.md", "new.md"} {
 		if !strings.Contains(err.Error(), name) {

@@ -11,7 +11,10 @@ import (
 	nodechecks "github.com/datalayer/node-mounts/internal/verify"
 )
 
-const generated = "<!-- Written by `make docs` from the code. Edit the table in %s instead. -->\n\n"
+const generated = marker + " from the code. Edit the table in %s instead. -->\n\n"
+
+// marker is in every page that is generated.
+const marker = "<!-- Written by `make docs`"
 
 // pages returns everything docs/reference holds.
 func pages() []page {

@@ -36,7 +36,7 @@ func listenAt(t *testing.T, kubelet, uid string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
+	t.Cleanup(func() { _ = l.Close() })
 }
 
 func TestTheKeeperIsTheNewestPodOfItsNamespaceThatIsNotOnItsWayOut(t *testing.T) {
@@ -64,7 +64,7 @@ func TestTheKeeperIsTheNewestPodOfItsNamespaceThatIsNotOnItsWayOut(t *testing.T)
 	listenAt(t, kubelet, "tenant")
 	k := &Keeper{Client: client, Namespace: "system", Selector: "app=keeper", Node: "node-a", Kubelet: kubelet}
 	if conn, err := k.Dial(t.Context()); err == nil {
-		conn.Close()
+		_ = conn.Close()
 		t.Fatal("something other than the keeper was believed")
 	}
 	listenAt(t, kubelet, "new")
@@ -73,7 +73,7 @@ func TestTheKeeperIsTheNewestPodOfItsNamespaceThatIsNotOnItsWayOut(t *testing.T)
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn.Close()
+		_ = conn.Close()
 	}
 	if asked.Fields.String() != "spec.nodeName=node-a" || asked.Labels.String() != "app=keeper" {
 		t.Errorf("it asked for Pods by %v and %v", asked.Fields, asked.Labels)

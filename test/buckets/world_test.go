@@ -58,7 +58,7 @@ func run(m *testing.M) int {
 		err = os.Chmod(dir, 0o755)
 	}
 	if err == nil {
-		defer os.RemoveAll(dir)
+		defer func() { _ = os.RemoveAll(dir) }()
 		serverProgram, filesystemProgram, err = s3test.Build(dir)
 	}
 	if err != nil {

@@ -54,8 +54,9 @@ func freePort(t *testing.T, address string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
 	must(t, err)
-	defer l.Close()
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	port := strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	must(t, l.Close())
+	return port
 }
 
 // bucketOf is a grant of a bucket, whose session is in a Secret with the Pod's name.

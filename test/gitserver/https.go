@@ -86,7 +86,9 @@ func (h *HTTPS) listen(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.server.Listener.Close()
+	if err := h.server.Listener.Close(); err != nil {
+		t.Fatal(err)
+	}
 	h.server.Listener = l
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -172,7 +172,7 @@ func listen(args []string, stop <-chan os.Signal, out io.Writer) error {
 	ready(out)
 	go func() {
 		<-stop
-		l.Close()
+		_ = l.Close()
 	}()
 	for {
 		c, err := l.Accept()
@@ -180,6 +180,6 @@ func listen(args []string, stop <-chan os.Signal, out io.Writer) error {
 			return nil // it was asked to end
 		}
 		fmt.Fprintln(out, "connected")
-		c.Close()
+		_ = c.Close()
 	}
 }
