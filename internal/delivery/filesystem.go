@@ -101,14 +101,14 @@ func (f *Filesystem) Usable(context.Context) error { return nil }
 // answering for a minute after the server has gone.
 func (f *Filesystem) Alive(ctx context.Context, tree *beneath.Dir, target string) error {
 	_, err := deadline.On(ctx, f.Budget, f.Bound, tree, func(tree *beneath.Dir) (struct{}, error) {
-		return struct{}{}, asks(f.Table, tree, target)
+		return struct{}{}, asks(f.Table, tree, target, proof.Asks)
 	}, deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: 1})
 	return err
 }
 
-// asks asks whoever serves the mount at target for the attributes of its root. It
-// closes tree: what it does may hang, and must not keep the tree busy.
-func asks(table mnt.Table, tree *beneath.Dir, target string) error {
+// asks puts a question to whoever serves the mount at target. It closes tree: the
+// question may hang, and must not keep the tree busy.
+func asks(table mnt.Table, tree *beneath.Dir, target string, question func(root *beneath.Dir) error) error {
 	dir, err := tree.Open(target)
 	if err != nil {
 		return err
@@ -122,7 +122,7 @@ func asks(table mnt.Table, tree *beneath.Dir, target string) error {
 	if !place.MountRoot {
 		return fmt.Errorf("%s: %w", dir.Path(), proof.ErrNotAMount)
 	}
-	return proof.Asks(dir)
+	return question(dir)
 }
 
 // explainFilesystem is Explain for what servers and Secrets are refused by, "" for

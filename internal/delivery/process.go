@@ -57,7 +57,9 @@ type Place struct {
 	Cache string
 }
 
-// Run is a process to be. Its descriptor 3 is the FUSE device.
+// Run is a process to be. Its descriptor 3 is the FUSE device. It answers no request
+// before it has found what it serves, and STATFS by asking its server, within seconds
+// and with an error where that does not answer.
 type Run struct {
 	Name      string   // what the filesystem is called: fuse.NAME
 	Program   string   // a file of the agent's image
@@ -270,7 +272,9 @@ func (d *Process) placeOf(made mnt.Detached) (mnt.Place, error) {
 	return d.Table.At(root)
 }
 
-// answers reads the root of a mount that is attached nowhere yet.
+// answers asks a mount that is attached nowhere yet for what its process and, behind it,
+// its server answer. The names in it are not asked for: there may be so many that it
+// takes minutes, and a Runner's program answers nothing before it has found its source.
 func (d *Process) answers(ctx context.Context, made mnt.Detached, p *process) error {
 	root, err := made.Root()
 	if err != nil {
@@ -278,7 +282,7 @@ func (d *Process) answers(ctx context.Context, made mnt.Detached, p *process) er
 	}
 	_, err = deadline.Do(ctx, d.Budget, d.Bound, func() (struct{}, error) {
 		defer root.Close()
-		return struct{}{}, proof.Reads(root)
+		return struct{}{}, errors.Join(proof.Asks(root), proof.AsksServer(root))
 	}, nil, deadline.Key{Name: "process:" + p.use, Limit: 1})
 	if errors.Is(err, deadline.ErrHung) {
 		err = &ProcessError{grant.CodeMountFailed, fmt.Sprintf("the filesystem did not answer within %s", d.Bound)}
@@ -318,22 +322,39 @@ func (*Process) Severs() {}
 func (d *Process) Usable(context.Context) error { return nil }
 
 // Alive implements Delivery. It asks the process, and not what the kernel remembers
-// of its answers.
+// of its answers, and then through it the server. The two are told apart: a process
+// that hangs is killed when it is revoked, and one that waits for its server is not.
 func (d *Process) Alive(ctx context.Context, tree *beneath.Dir, target string) error {
-	if err := d.Fault(podOf(tree), target); err != nil && !errors.Is(err, errHung) {
-		return err
+	uid, at := podOf(tree), tree.Path()+"/"+target
+	if d.gone(uid, target) {
+		return d.Fault(uid, target)
 	}
 	_, err := deadline.On(ctx, d.Budget, d.Hung, tree, func(tree *beneath.Dir) (struct{}, error) {
-		return struct{}{}, asks(d.Table, tree, target)
-	}, deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: 1})
-	if errors.Is(err, deadline.ErrHung) {
-		err = errHung
+		return struct{}{}, asks(d.Table, tree, target, proof.Asks)
+	}, deadline.Key{Name: "mount:" + at, Limit: 1})
+	var server error
+	if err == nil {
+		_, server = deadline.On(ctx, d.Budget, d.Hung, tree, func(tree *beneath.Dir) (struct{}, error) {
+			return struct{}{}, asks(d.Table, tree, target, proof.AsksServer)
+		}, deadline.Key{Name: "server:" + at, Limit: 1})
 	}
-	d.asked(podOf(tree), target, err)
-	return d.Fault(podOf(tree), target)
+	d.asked(uid, target, errors.Is(err, deadline.ErrHung), server)
+	if err != nil && !errors.Is(err, deadline.ErrHung) {
+		return err
+	}
+	return d.Fault(uid, target)
 }
 
 var errHung = &ProcessError{grant.CodeMountDead, "the filesystem's process runs and does not answer: calls into the mount wait"}
+
+// serverFault says that a process answers and its server does not.
+func serverFault(err error) error {
+	why := "it does not answer"
+	if !errors.Is(err, deadline.ErrHung) {
+		why = reason(err)
+	}
+	return &ProcessError{grant.CodeMountDead, "the filesystem's process runs, and cannot reach what it serves: " + why}
+}
 
 // explainProcess is Explain for processes, "" for other errors.
 func explainProcess(err error) (grant.Code, string) {

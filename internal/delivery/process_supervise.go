@@ -42,6 +42,7 @@ type process struct {
 	ended      chan struct{} // closed with it; nil before it runs
 	exit       error         // why it ended
 	hung       bool
+	server     error     // what its server said when it was asked
 	credential error     // why its credential cannot be used any more
 	deaths     int       // in a row
 	since      time.Time // when it began to serve
@@ -324,15 +325,22 @@ func (d *Process) take(uid, target string) *process {
 	return p
 }
 
-// asked records whether a process answered when it was asked.
-func (d *Process) asked(uid, target string, err error) {
+// asked records whether a process answered when it was asked, and what its server said.
+func (d *Process) asked(uid, target string, hung bool, server error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p := d.running[useOf(uid, target)]; p != nil {
+		p.hung, p.server = hung, server
+	}
+}
+
+// gone tells whether there is nobody to ask: the process has ended, or it is not known
+// yet whether it runs.
+func (d *Process) gone(uid, target string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := d.running[useOf(uid, target)]
-	if p == nil {
-		return
-	}
-	p.hung = errors.Is(err, errHung)
+	return p == nil && d.Keeper != nil && !d.recovered || p != nil && p.hasEnded()
 }
 
 // credential is told what becomes of the credential of a process.
@@ -340,6 +348,9 @@ func (d *Process) credential(p *process, err error) {
 	d.mu.Lock()
 	changed := (p.credential == nil) != (err == nil) || err != nil && err.Error() != p.credential.Error()
 	p.credential = err
+	if changed {
+		p.server = nil // what it said with the credential before
+	}
 	known := d.running[p.use] == p
 	d.mu.Unlock()
 	if changed && known {
@@ -369,6 +380,8 @@ func (d *Process) Fault(uid, target string) error {
 			why = p.credential.Error()
 		}
 		return &ProcessError{grant.CodeMountDead, "nothing new can be read or written: " + why}
+	case p.server != nil:
+		return serverFault(p.server)
 	}
 	return nil
 }

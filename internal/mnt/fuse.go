@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -26,7 +27,7 @@ func FUSE(kind, source string) (Filesystem, *os.File, error) {
 	}
 	fd := strconv.Itoa(int(device.Fd()))
 	return Filesystem{
-		Type: "fuse", Source: source,
+		Type: "fuse", Source: cut(source),
 		Settings: []Setting{
 			{"subtype", kind},
 			{"fd", fd},
@@ -37,6 +38,21 @@ func FUSE(kind, source string) (Filesystem, *os.File, error) {
 			{"default_permissions", ""},
 		},
 	}, device, nil
+}
+
+// maxText is the longest text that fsconfig(2) takes.
+const maxText = 255
+
+// cut shortens what is only to be read by people.
+func cut(source string) string {
+	if len(source) <= maxText {
+		return source
+	}
+	end := maxText - len("…")
+	for !utf8.RuneStart(source[end]) {
+		end--
+	}
+	return source[:end] + "…"
 }
 
 // Abort ends the FUSE connection of the filesystem with this device number: every

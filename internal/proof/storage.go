@@ -93,6 +93,13 @@ func Asks(dir *beneath.Dir) error {
 	return deleted(unix.Statx(dir.Fd(), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &stx))
 }
 
+// AsksServer asks a filesystem how much room it has. The kernel keeps no answer to that,
+// and a process that serves something far away asks there. It may hang.
+func AsksServer(root *beneath.Dir) error {
+	var room unix.Statfs_t
+	return unix.Fstatfs(root.Fd(), &room)
+}
+
 // deleted tells a directory that is no more from a storage that fails: servers say so
 // in these two ways.
 func deleted(err error) error {

@@ -32,6 +32,7 @@ func TestBucketsOutliveWhatServesThem(t *testing.T) {
 	port := freePort(t, w.Address())
 	s3 := s3test.Start(t, program, []string{"--listen", net.JoinHostPort(w.Address(), port)}, bucketName)
 	s3.Put(bucketName, "data", []byte("data\n"))
+	s3.Put(bucketName, "large", make([]byte, 64<<20)) // each mount of it begins without a page in a cache
 	w.install(t, "nodeMountGateway.credentials=true", "nodeMountGateway.buckets=true",
 		"nodeMountGateway.s3.endpointURL="+s3.Endpoint, "nodeMountGateway.s3.region="+s3.Region, "nodeMountGateway.s3.ports={"+port+"}")
 	w.keeperPod(within(t, 2*time.Minute), t)
@@ -203,6 +204,7 @@ func bucketStays(t *testing.T, w *world, s3 *s3test.Server) {
 			w.begin(t, p, "cwd", inPod+"/bucket/work"),
 		},
 	}
+	handles := w.throughHandles(t, p)
 	child, lines := w.children(t), w.insideOnce(t, p, "ada", "bucket")
 	same := func(after string) {
 		t.Helper()
@@ -230,9 +232,36 @@ func bucketStays(t *testing.T, w *world, s3 *s3test.Server) {
 		same(name)
 	}
 	busy.endWell(t)
+	handles(t)
 	w.remove(t, p)
 	w.leftNothing(t, p)
 	w.noChildren(t)
+}
+
+// throughHandles reads a large file through one handle, a piece at a time, from before
+// everything is replaced until end is called, and follows a log. end fails where
+// somebody has seen an error.
+func (w *world) throughHandles(t *testing.T, p *corev1.Pod) (end func(t *testing.T)) {
+	t.Helper()
+	w.in(t, p, "sh", "-c", `cd /tmp
+tail -f `+inPod+`/bucket/log >tail.out 2>tail.err </dev/null & echo $! >tail.pid
+(exec 3<`+inPod+`/bucket/large; while dd bs=64k count=1 <&3 2>dd.err | wc -c >dd.last && grep -q 65536 dd.last; do echo piece; [ -e stop ] && echo stopped && exit; sleep 0.2; done; echo failed) >dd.out 2>&1 </dev/null &`)
+	return func(t *testing.T) {
+		t.Helper()
+		w.in(t, p, "touch", "/tmp/stop")
+		must(t, node.Until(within(t, time.Minute), "the reader to stop", func(context.Context) error {
+			if got := w.in(t, p, "cat", "/tmp/dd.out"); !strings.Contains(got, "stopped") && !strings.Contains(got, "failed") {
+				return fmt.Errorf("it has written %q, %s", got, w.in(t, p, "sh", "-c", "ls -l /tmp; cat /tmp/dd.err; ps"))
+			}
+			return nil
+		}))
+		if got := w.in(t, p, "cat", "/tmp/dd.out"); strings.Contains(got, "failed") || strings.Count(got, "piece") < 10 {
+			t.Errorf("through the open handle was read: %d pieces, %s", strings.Count(got, "piece"), w.in(t, p, "cat", "/tmp/dd.err"))
+		}
+		if got := w.in(t, p, "sh", "-c", "cat /tmp/tail.err; kill $(cat /tmp/tail.pid) || echo tail has ended"); got != "" {
+			t.Errorf("following the log: %s", got)
+		}
+	}
 }
 
 // readsAgain waits until a new open of the bucket's file works, and returns how long
@@ -255,6 +284,7 @@ func keeperReplaced(t *testing.T, w *world, s3 *s3test.Server) {
 	w.session(t, p, s3.Key())
 	w.mustGrant(t, p, bucketOf(p, "bucket", grant.ReadWrite), home("ada"))
 	count := w.mountsOnNode(t, p)
+	w.in(t, p, "sh", "-c", "(exec 3<"+inPod+"/bucket/large; while ! [ -e /tmp/try ]; do sleep 0.1; done; cat <&3 >/dev/null && echo works || echo broken) >/tmp/old 2>&1 </dev/null & (while :; do cat "+inPod+"/bucket/data >/dev/null 2>&1 && echo ok || echo no; sleep 0.05; done) >/tmp/opens 2>&1 </dev/null & echo $! >/tmp/opens.pid")
 	for _, both := range []bool{false, true} {
 		ctx := within(t, 3*time.Minute)
 		old := w.keeperPod(ctx, t)
@@ -265,6 +295,18 @@ func keeperReplaced(t *testing.T, w *world, s3 *s3test.Server) {
 		must(t, w.WaitGone(ctx, system, old.Name))
 		w.keeperPod(ctx, t)
 		t.Logf("with the agent replaced too: %v; read again %v after the next keeper was Ready", both, w.readsAgain(t, p))
+		if opens := w.in(t, p, "cat", "/tmp/opens"); !strings.Contains(opens, "no") {
+			t.Error("nobody noticed that the keeper was gone")
+		} else {
+			w.in(t, p, "touch", "/tmp/try")
+			must(t, node.Until(within(t, time.Minute), "the old handle to be tried", func(context.Context) error {
+				if got := w.in(t, p, "cat", "/tmp/old"); !strings.Contains(got, "broken") {
+					return fmt.Errorf("it gave %q", got)
+				}
+				return nil
+			}))
+			t.Logf("of %d opens since the first deletion %d failed, each 50 ms after the last", strings.Count(opens, "\n"), strings.Count(opens, "no"))
+		}
 		w.answered(t, p)
 		w.insideOnce(t, p, "ada", "bucket")
 		if n := w.mountsOnNode(t, p); n != count {
