@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"regexp"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"github.com/aws/smithy-go"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 	_ "github.com/rclone/rclone/backend/local" // the cache directory
@@ -44,6 +46,8 @@ type bucket struct {
 	client *s3.Client
 	name   string
 	prefix string
+	// encodesKeys says that the server writes keys in the encoding of URLs.
+	encodesKeys bool
 }
 
 // openBucket asks the server for one key, so that what is wrong is said now and a
@@ -54,10 +58,15 @@ func openBucket(ctx context.Context, o options, b *broker) (*bucket, error) {
 		return nil, err
 	}
 	made := &bucket{client: client, name: o.bucket, prefix: o.prefix}
-	if err := made.ask(ctx); err != nil {
+	answer, err := made.ask(ctx, 3*answerTimeout)
+	if err != nil {
 		return nil, o.explain(err)
 	}
-	files, err := newRclone(ctx, o)
+	made.encodesKeys = answer.EncodingType == types.EncodingTypeUrl
+	if !made.carries(o.prefix) {
+		return nil, &exitError{exitBucketWrong, fmt.Sprintf("the prefix %.64q has a character that this server cannot list", o.prefix)}
+	}
+	files, err := newRclone(ctx, o, made.encodesKeys)
 	if err != nil {
 		return nil, err
 	}
@@ -108,10 +117,11 @@ func newClient(o options, b *broker) (*s3.Client, error) {
 	return s3.New(settings), nil
 }
 
-func newRclone(ctx context.Context, o options) (fs.Fs, error) {
+func newRclone(ctx context.Context, o options, encodesKeys bool) (fs.Fs, error) {
 	ci := fs.GetConfig(ctx)
 	ci.LogLevel = fs.LogLevelEmergency // report.go says what went wrong
 	ci.UseServerModTime = true         // another request for each file otherwise
+	ci.NoUnicodeNormalization = true   // two keys are two files, however alike they look
 	ci.LowLevelRetries = 2
 	ci.ConnectTimeout = fs.Duration(5 * time.Second)
 	ci.Timeout = fs.Duration(storeTimeout)
@@ -132,7 +142,7 @@ func newRclone(ctx context.Context, o options) (fs.Fs, error) {
 		return nil, err
 	}
 	settings := configmap.Simple{
-		"provider": "AWS", "env_auth": "true", "region": o.region, "no_check_bucket": "true",
+		"provider": "AWS", "env_auth": "true", "region": o.region, "no_check_bucket": "true", "encoding": "Raw", "list_url_encode": fmt.Sprint(encodesKeys),
 		"force_path_style": fmt.Sprint(o.pathStyle), "disable_checksum": "true",
 	}
 	if o.endpointURL != "" {
@@ -140,15 +150,20 @@ func newRclone(ctx context.Context, o options) (fs.Fs, error) {
 		settings["list_version"] = "2"
 	}
 	// With the slash it is a folder even where an object has its name.
-	return info.NewFs(ctx, "bucket", o.bucket+"/"+o.prefix, fs.ConfigMap(info.Prefix, info.Options, "bucket", settings))
+	return info.NewFs(ctx, "bucket", o.bucket+"/"+standardPath(o.prefix), fs.ConfigMap(info.Prefix, info.Options, "bucket", settings))
 }
 
 // ask lists one key.
-func (b *bucket) ask(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 3*answerTimeout)
+func (b *bucket) ask(ctx context.Context, limit time.Duration) (*s3.ListObjectsV2Output, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	_, err := b.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &b.name, Prefix: &b.prefix, MaxKeys: aws.Int32(1)})
-	return err
+	return b.client.ListObjectsV2(ctx, b.listing(b.prefix, 1))
+}
+
+// listing asks for keys in the encoding of URLs: XML has no way to write some of them,
+// nor the prefix that an answer repeats.
+func (b *bucket) listing(prefix string, keys int32) *s3.ListObjectsV2Input {
+	return &s3.ListObjectsV2Input{Bucket: &b.name, Prefix: &prefix, MaxKeys: &keys, EncodingType: types.EncodingTypeUrl}
 }
 
 var expecting = regexp.MustCompile(`expecting ['"]([a-z0-9-]+)['"]`)
@@ -253,21 +268,25 @@ func (k *keys) List(ctx context.Context, dir string) (fs.DirEntries, error) {
 		return nil, errLate
 	}
 	if errors.Is(err, fs.ErrorDirNotFound) {
-		err = k.bucket.ask(ctx)
+		_, err = k.bucket.ask(ctx, 3*answerTimeout)
 	}
 	return entries, err
 }
 
 var errLate = errors.New("the server does not answer")
 
-// key is the object's key of a path in the filesystem.
-func (b *bucket) key(name string) string { return b.prefix + name }
+// Root is where rclone's cache keeps the files, in the cache directory: there is one
+// prefix, and it may be longer than a path of the system.
+func (*keys) Root() string { return "" }
+
+// key is the object's key of rclone's path of a file.
+func (b *bucket) key(name string) string { return b.prefix + keyPath(name) }
 
 // moveFolders makes at the new place the folders' own objects of the old one, and
 // removes those. Everything else has been moved.
 func (b *bucket) moveFolders(ctx context.Context, from, to string) error {
 	from, to = b.key(from)+"/", b.key(to)+"/"
-	pages := s3.NewListObjectsV2Paginator(b.client, &s3.ListObjectsV2Input{Bucket: &b.name, Prefix: &from})
+	pages := s3.NewListObjectsV2Paginator(b.client, b.listing(from, 1000))
 	for pages.HasMorePages() {
 		page, err := pages.NextPage(ctx)
 		if err != nil {
@@ -275,6 +294,11 @@ func (b *bucket) moveFolders(ctx context.Context, from, to string) error {
 		}
 		for _, object := range page.Contents {
 			old := aws.ToString(object.Key)
+			if page.EncodingType == types.EncodingTypeUrl {
+				if old, err = url.QueryUnescape(old); err != nil {
+					return err
+				}
+			}
 			if !strings.HasSuffix(old, "/") {
 				continue
 			}

@@ -2,14 +2,19 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
+	"regexp"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/aws/smithy-go"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 	"github.com/rclone/rclone/fs"
 	"github.com/rclone/rclone/vfs"
 )
@@ -39,7 +44,7 @@ func (r *reporter) errno(operation string, err error) syscall.Errno {
 	case errors.Is(err, vfs.EROFS):
 		return syscall.EROFS
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		r.say(operation, errors.New("the cache directory is full"))
+		r.say(operation, err)
 		return syscall.ENOSPC
 	case errors.Is(err, os.ErrInvalid):
 		return syscall.EINVAL
@@ -70,5 +75,47 @@ func (r *reporter) say(operation string, err error) {
 		more = fmt.Sprintf(" (and %d more since the last line)", r.unsaid)
 	}
 	r.last, r.unsaid = time.Now(), 0
-	fmt.Fprintf(os.Stderr, "%s failed: %v%s\n", operation, innermost(err), more)
+	fmt.Fprintf(os.Stderr, "%s failed: %s%s\n", operation, nameless(err), more)
+}
+
+var isCode = regexp.MustCompile(`^[A-Za-z0-9.]{1,64}$`)
+
+// nameless says an error in words of the kinds that are known here. All other text,
+// of libraries and of servers, may have a key in it.
+func nameless(err error) string {
+	var (
+		api      smithy.APIError
+		response *smithyhttp.ResponseError
+		refused  *refusedError
+		full     fullError
+		number   syscall.Errno
+		network  net.Error
+		unknown  x509.UnknownAuthorityError
+		host     x509.HostnameError
+		invalid  x509.CertificateInvalidError
+		lookup   *net.DNSError
+	)
+	switch {
+	case errors.As(err, &api) && isCode.MatchString(api.ErrorCode()):
+		return "the server answered " + api.ErrorCode()
+	case errors.As(err, &response):
+		return fmt.Sprintf("the server answered with status %d", response.HTTPStatusCode())
+	case errors.As(err, &refused):
+		return refused.Error()
+	case errors.As(err, &full):
+		return full.Error()
+	case errors.Is(err, errRemoved):
+		return errRemoved.Error()
+	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):
+		return "the server's certificate is not trusted"
+	case errors.As(err, &lookup):
+		return "the server's name cannot be looked up"
+	case errors.As(err, &number):
+		return number.Error()
+	case errors.Is(err, errLate), errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
+		return errLate.Error()
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "the server ended the connection"
+	}
+	return "an error of another kind"
 }

@@ -12,7 +12,6 @@ import (
 
 	fusefs "github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
-	"github.com/rclone/rclone/fs"
 	"github.com/rclone/rclone/vfs"
 )
 
@@ -27,7 +26,8 @@ type file struct {
 	// mu is held for reading by whoever uses a handle, for writing to close them all.
 	mu       sync.RWMutex
 	handles  map[*handle]struct{}
-	unstored bool // there is content that the bucket has not
+	unstored bool          // there is content that the bucket has not
+	broken   syscall.Errno // of a write that failed: what there is is not to be stored
 	unlinked bool
 
 	seenMu  sync.Mutex
@@ -36,25 +36,11 @@ type file struct {
 	seenLen int64
 }
 
-// handle is one open file description.
-type handle struct {
-	of    *file
-	flags int
-
-	mu   sync.Mutex
-	open vfs.Handle // nil: not open in rclone
-	late time.Time  // when a read was last not answered in time
-}
-
 var (
 	_ fusefs.NodeGetattrer = (*file)(nil)
 	_ fusefs.NodeSetattrer = (*file)(nil)
 	_ fusefs.NodeOpener    = (*file)(nil)
-	_ fusefs.FileReader    = (*handle)(nil)
-	_ fusefs.FileWriter    = (*handle)(nil)
-	_ fusefs.FileFlusher   = (*handle)(nil)
-	_ fusefs.FileFsyncer   = (*handle)(nil)
-	_ fusefs.FileReleaser  = (*handle)(nil)
+	_ fusefs.NodeStatfser  = (*file)(nil)
 )
 
 func (f *file) errno(operation string, err error) syscall.Errno {
@@ -65,6 +51,11 @@ func (f *file) errno(operation string, err error) syscall.Errno {
 func (f *file) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	f.filesystem.attr(f.file, &out.Attr)
 	return 0
+}
+
+// Statfs implements [fusefs.NodeStatfser].
+func (f *file) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
+	return f.filesystem.statfs(ctx, out)
 }
 
 // Setattr implements [fusefs.NodeSetattrer].
@@ -82,7 +73,7 @@ func (f *file) Setattr(_ context.Context, open fusefs.FileHandle, in *fuse.SetAt
 }
 
 func (f *file) truncate(open fusefs.FileHandle, size int64) syscall.Errno {
-	if h, ok := open.(*handle); ok && h.flags&syscall.O_ACCMODE != os.O_RDONLY {
+	if h, ok := open.(*handle); ok && h.writes() {
 		return h.truncate(size)
 	}
 	// The kernel leaves out the descriptor of an open(2) with O_TRUNC, which comes
@@ -104,7 +95,7 @@ func (f *file) writer() *handle {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for h := range f.handles {
-		if h.flags&syscall.O_ACCMODE != os.O_RDONLY {
+		if h.writes() {
 			return h
 		}
 	}
@@ -115,11 +106,37 @@ func (h *handle) truncate(size int64) syscall.Errno {
 	f := h.of
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	err := h.with(func(v vfs.Handle) error { return v.Truncate(size) })
+	if errno := f.isBroken(); errno != 0 && size != 0 {
+		return errno
+	}
+	begun := false
+	err := h.with(size, func(v vfs.Handle) error { begun = true; return v.Truncate(size) })
 	if err == nil {
 		f.changed()
+		f.filesystem.cache.resized(f, size)
+		if size == 0 {
+			f.setBroken(0) // whatever was missing is not wanted any more
+		}
+		return 0
 	}
-	return f.errno("truncate", err)
+	errno := f.errno("truncate", err)
+	if begun {
+		f.setBroken(errno)
+	}
+	return errno
+}
+
+func (f *file) isBroken() syscall.Errno {
+	f.seenMu.Lock()
+	defer f.seenMu.Unlock()
+	return f.broken
+}
+
+// setBroken is called with mu held.
+func (f *file) setBroken(errno syscall.Errno) {
+	f.seenMu.Lock()
+	defer f.seenMu.Unlock()
+	f.broken = errno
 }
 
 // changed is called with mu held for reading, by whoever has changed the content.
@@ -136,6 +153,9 @@ func (f *file) changed() {
 func (f *file) Open(_ context.Context, flags uint32) (fusefs.FileHandle, uint32, syscall.Errno) {
 	if f.filesystem.readOnly && flags&writing != 0 {
 		return nil, 0, syscall.EROFS
+	}
+	if f.isUnlinked() {
+		return nil, 0, syscall.ESTALE // the kernel looks the name up again
 	}
 	h := f.newHandle(flags)
 	if flags&uint32(os.O_TRUNC) != 0 {
@@ -162,6 +182,12 @@ func (f *file) cached() uint32 {
 	return 0
 }
 
+func (f *file) isUnlinked() bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.unlinked
+}
+
 func (f *file) newHandle(flags uint32) *handle {
 	h := &handle{of: f, flags: int(flags)}
 	f.mu.Lock()
@@ -180,8 +206,14 @@ func (f *file) forget(h *handle) {
 func (f *file) create(h *handle, flags uint32) syscall.Errno {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	opened, err := f.file.Open(int(flags)&^os.O_EXCL | os.O_CREATE)
+	f.filesystem.cache.begin(f)
+	err := f.filesystem.cache.reserve(f, 0)
+	var opened vfs.Handle
+	if err == nil {
+		opened, err = f.file.Open(int(flags)&^os.O_EXCL | os.O_CREATE)
+	}
 	if err != nil {
+		f.filesystem.cache.end(f)
 		return f.errno("create", err)
 	}
 	h.open = opened
@@ -194,31 +226,65 @@ func (f *file) create(h *handle, flags uint32) syscall.Errno {
 func (f *file) store() syscall.Errno {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.broken != 0 {
+		if !f.unlinked {
+			f.discard()
+		}
+		return f.broken
+	}
 	if !f.unstored || f.unlinked {
 		return 0
 	}
-	var errs []error
-	closed := false
-	for h := range f.handles {
-		if open := h.take(isCached); open != nil {
-			errs, closed = append(errs, open.Close()), true
-		}
-	}
+	errs := f.closeCached()
+	closed := len(errs) != 0
 	if !closed {
 		// The last attempt failed: the content is in the cache still.
+		f.filesystem.cache.begin(f)
 		again, err := f.file.Open(os.O_RDWR)
 		if err == nil {
 			_, err = again.Seek(0, io.SeekEnd) // opens the content
 			err = errors.Join(err, again.Close())
 		}
+		f.filesystem.cache.end(f)
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return f.errno("store", err)
+		errno := f.errno("store", err)
+		if errno == syscall.ENOSPC {
+			f.broken = errno // what is still to be fetched has no room
+			f.discard()
+		}
+		return errno
 	}
 	f.unstored = false
 	f.filesystem.setUnstored(f, false)
 	return 0
+}
+
+// closeCached closes rclone's handles that go through the cache; called with mu held.
+func (f *file) closeCached() (errs []error) {
+	for h := range f.handles {
+		if open := h.take(isCached); open != nil {
+			errs = append(errs, open.Close())
+			f.filesystem.cache.end(f)
+		}
+	}
+	return errs
+}
+
+// discard drops what was written, so that the object stays what it is; called with mu
+// held.
+func (f *file) discard() {
+	f.filesystem.cache.discard(f, func() { _ = f.closeCached() })
+	f.seenMu.Lock()
+	f.seen = time.Time{} // the kernel's pages are of what was dropped
+	f.seenMu.Unlock()
+	f.unstored = false
+	f.filesystem.setUnstored(f, false)
+	if f.file.DirEntry() == nil {
+		_ = f.file.Remove() // the name: there is no object
+		f.gone()
+	}
 }
 
 // isCached says whether content goes through the cache directory.
@@ -251,6 +317,7 @@ func (f *file) replaced() {
 func (f *file) gone() {
 	f.unlinked, f.unstored = true, false
 	f.filesystem.setUnstored(f, false)
+	f.filesystem.cache.gone(f)
 }
 
 // storeBeneath stores what was written in a folder that is to be renamed.
@@ -271,181 +338,33 @@ func (f *filesystem) storeBeneath(dir string) syscall.Errno {
 	return 0
 }
 
-// with uses rclone's handle, which it opens where it is not open; called with the
-// file's mu held for reading.
-func (h *handle) with(do func(vfs.Handle) error) error {
-	h.mu.Lock()
-	if h.open == nil {
-		if h.of.unlinked {
-			h.mu.Unlock()
-			return errors.New("the file has been removed")
+// released is called with mu held, when a handle is one of the file's no more.
+func (f *file) released(h *handle) syscall.Errno {
+	if f.broken != 0 && !f.unlinked {
+		f.handles[h] = struct{}{}
+		f.discard()
+		delete(f.handles, h)
+		if !f.isWritten() {
+			f.broken = 0
 		}
-		opened, err := h.of.file.Open(h.flags &^ (os.O_CREATE | os.O_EXCL | os.O_TRUNC))
-		if err != nil {
-			h.mu.Unlock()
-			return err
-		}
-		h.open = opened
-	}
-	open := h.open
-	h.mu.Unlock()
-	return do(open)
-}
-
-// drop closes rclone's handle without waiting: it may be in a request that hangs.
-func (h *handle) drop() {
-	if open := h.take(func(v vfs.Handle) bool { return !isCached(v) }); open != nil {
-		go func() { _ = open.Close() }()
-	}
-}
-
-// take returns rclone's handle, which is this one's no more, where it is open and of
-// the kind; otherwise nil.
-func (h *handle) take(ofKind func(vfs.Handle) bool) vfs.Handle {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	open := h.open
-	if open == nil || !ofKind(open) {
-		return nil
-	}
-	h.open = nil
-	return open
-}
-
-// Read implements [fusefs.FileReader]. It answers in bounded time, and a read after one
-// that failed begins anew.
-func (h *handle) Read(ctx context.Context, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
-	if h.wasLate() {
-		return nil, syscall.EIO
-	}
-	done := make(chan error, 1)
-	content := newContent(len(dest)) // dest is used again when this returns
-	begun := make(chan struct{})
-	go func() {
-		h.of.mu.RLock() // not while the file is stored, which takes as long as it takes
-		defer h.of.mu.RUnlock()
-		close(begun)
-		n := 0
-		read := func(v vfs.Handle) (err error) {
-			n, err = v.ReadAt(content.bytes, off)
-			return err
-		}
-		err := h.with(read)
-		if errors.Is(err, fs.ErrorObjectNotFound) {
-			// It was renamed since it was opened.
-			h.drop()
-			err = h.with(read)
-		}
-		if errors.Is(err, io.EOF) {
-			err = nil
-		}
-		content.bytes = content.bytes[:n]
-		done <- err
-	}()
-	select {
-	case <-begun:
-	case <-ctx.Done():
-		return nil, syscall.EINTR
-	}
-	timer := time.NewTimer(answerTimeout)
-	defer timer.Stop()
-	var err error
-	select {
-	case err = <-done:
-	case <-timer.C:
-		err = errLate
-		h.setLate()
-	case <-ctx.Done():
-		h.drop()
-		return nil, syscall.EINTR
-	}
-	if err != nil {
-		h.drop()
-		errno := h.of.errno("read", err)
-		if errno == syscall.ENOENT {
-			errno = syscall.EIO // the object was removed by somebody else
-		}
-		return nil, errno
-	}
-	return content, 0
-}
-
-// content is the answer to a read. Its buffer is used again when the kernel has it; one
-// that was given up is not.
-type content struct{ bytes []byte }
-
-var contents = sync.Pool{New: func() any { return &content{bytes: make([]byte, 0, 128<<10)} }}
-
-func newContent(size int) *content {
-	c := contents.Get().(*content)
-	if cap(c.bytes) < size {
-		c.bytes = make([]byte, size)
-	}
-	c.bytes = c.bytes[:size]
-	return c
-}
-
-// Bytes implements [fuse.ReadResult].
-func (c *content) Bytes([]byte) ([]byte, fuse.Status) { return c.bytes, fuse.OK }
-
-// Size implements [fuse.ReadResult].
-func (c *content) Size() int { return len(c.bytes) }
-
-// Done implements [fuse.ReadResult].
-func (c *content) Done() { contents.Put(c) }
-
-// wasLate says whether this read is the kernel's second attempt: it asks for the one
-// page after the pages around it could not be read.
-func (h *handle) wasLate() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return time.Since(h.late) < time.Second
-}
-
-func (h *handle) setLate() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.late = time.Now()
-}
-
-// Write implements [fusefs.FileWriter].
-func (h *handle) Write(_ context.Context, data []byte, off int64) (uint32, syscall.Errno) {
-	h.of.mu.RLock()
-	defer h.of.mu.RUnlock()
-	n := 0
-	err := h.with(func(v vfs.Handle) (err error) {
-		n, err = v.WriteAt(data, off)
-		return err
-	})
-	if n > 0 {
-		h.of.changed()
-	}
-	return uint32(n), h.of.errno("write", err)
-}
-
-// Flush implements [fusefs.FileFlusher]: close(2) waits for it.
-func (h *handle) Flush(context.Context) syscall.Errno { return h.flush() }
-
-// Fsync implements [fusefs.FileFsyncer].
-func (h *handle) Fsync(context.Context, uint32) syscall.Errno { return h.flush() }
-
-func (h *handle) flush() syscall.Errno {
-	if h.flags&syscall.O_ACCMODE == os.O_RDONLY {
 		return 0
 	}
-	return h.of.store()
-}
-
-// Release implements [fusefs.FileReleaser].
-func (h *handle) Release(context.Context) syscall.Errno {
-	h.drop()
-	h.of.mu.Lock()
-	defer h.of.mu.Unlock()
-	delete(h.of.handles, h)
 	if open := h.take(isCached); open != nil {
-		if err := open.Close(); err != nil && !h.of.unlinked {
-			return h.of.errno("close", err)
+		err := open.Close()
+		f.filesystem.cache.end(f)
+		if err != nil && !f.unlinked {
+			return f.errno("close", err)
 		}
 	}
 	return 0
+}
+
+// isWritten says whether a handle may write; called with mu held.
+func (f *file) isWritten() bool {
+	for h := range f.handles {
+		if h.writes() {
+			return true
+		}
+	}
+	return false
 }

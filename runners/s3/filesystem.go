@@ -26,6 +26,8 @@ const (
 // filesystem is one mount.
 type filesystem struct {
 	bucket   *bucket
+	cache    *cache
+	health   *health
 	report   reporter
 	uid, gid uint32
 	readOnly bool
@@ -37,7 +39,12 @@ type filesystem struct {
 // serve answers the kernel until the mount is gone or ctx ends, and stores what is not
 // in the bucket by then.
 func serve(ctx context.Context, o options, b *bucket) error {
-	f := &filesystem{bucket: b, uid: uint32(o.uid), gid: uint32(o.gid), readOnly: o.readOnly, unstored: map[*file]struct{}{}}
+	cache, err := newCache(b.vfs, o.cacheSize)
+	if err != nil {
+		return err
+	}
+	f := &filesystem{bucket: b, cache: cache, uid: uint32(o.uid), gid: uint32(o.gid), readOnly: o.readOnly, unstored: map[*file]struct{}{}}
+	f.health = newHealth(b, &f.report)
 	root, err := b.vfs.Root()
 	if err != nil {
 		return err
@@ -163,6 +170,18 @@ func (f *filesystem) setattr(in *fuse.SetAttrIn) syscall.Errno {
 	if gid, ok := in.GetGID(); ok && gid != f.gid {
 		return syscall.EPERM
 	}
+	return 0
+}
+
+// statfs says whether the server serves the bucket. A bucket has no size: tools that
+// look for room before they write find an exabyte.
+func (f *filesystem) statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
+	if errno := f.health.errno(ctx); errno != 0 {
+		return errno
+	}
+	out.Bsize, out.Frsize, out.NameLen = 1<<20, 1<<20, longestName
+	out.Blocks, out.Bfree, out.Bavail = 1<<40, 1<<40, 1<<40
+	out.Files, out.Ffree = 1<<40, 1<<40
 	return 0
 }
 

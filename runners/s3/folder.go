@@ -56,6 +56,10 @@ func (d *folder) errno(operation string, err error) syscall.Errno {
 
 // Lookup implements [fusefs.NodeLookuper].
 func (d *folder) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
+	name, errno := d.filesystem.bucket.standardName(name)
+	if errno != 0 {
+		return nil, errno
+	}
 	n, err := d.dir.Stat(name)
 	if err != nil {
 		return nil, d.errno("lookup", err)
@@ -75,7 +79,9 @@ func (d *folder) Readdir(context.Context) (fusefs.DirStream, syscall.Errno) {
 		if n.IsDir() {
 			mode = syscall.S_IFDIR
 		}
-		entries = append(entries, fuse.DirEntry{Name: n.Name(), Mode: mode, Ino: n.Inode()})
+		if name, ok := d.filesystem.bucket.listed(n.Name()); ok {
+			entries = append(entries, fuse.DirEntry{Name: name, Mode: mode, Ino: n.Inode()})
+		}
 	}
 	return fusefs.NewListDirStream(entries), 0
 }
@@ -84,6 +90,10 @@ func (d *folder) Readdir(context.Context) (fusefs.DirStream, syscall.Errno) {
 func (d *folder) Create(ctx context.Context, name string, flags, _ uint32, out *fuse.EntryOut) (*fusefs.Inode, fusefs.FileHandle, uint32, syscall.Errno) {
 	if d.filesystem.readOnly {
 		return nil, nil, 0, syscall.EROFS
+	}
+	name, errno := d.filesystem.bucket.standardName(name)
+	if errno != 0 {
+		return nil, nil, 0, errno
 	}
 	created, err := d.dir.Create(name, int(flags))
 	if err != nil {
@@ -114,6 +124,10 @@ func (d *folder) Mknod(ctx context.Context, name string, mode, _ uint32, out *fu
 
 // Mkdir implements [fusefs.NodeMkdirer].
 func (d *folder) Mkdir(ctx context.Context, name string, _ uint32, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
+	name, errno := d.filesystem.bucket.standardName(name)
+	if errno != 0 {
+		return nil, errno
+	}
 	made, err := d.dir.Mkdir(name)
 	if err != nil {
 		return nil, d.errno("mkdir", err)
@@ -123,6 +137,10 @@ func (d *folder) Mkdir(ctx context.Context, name string, _ uint32, out *fuse.Ent
 
 // Rmdir implements [fusefs.NodeRmdirer].
 func (d *folder) Rmdir(_ context.Context, name string) syscall.Errno {
+	name, errno := d.filesystem.bucket.standardName(name)
+	if errno != 0 {
+		return errno
+	}
 	n, err := d.dir.Stat(name)
 	if err != nil {
 		return d.errno("rmdir", err)
@@ -135,6 +153,10 @@ func (d *folder) Rmdir(_ context.Context, name string) syscall.Errno {
 
 // Unlink implements [fusefs.NodeUnlinker].
 func (d *folder) Unlink(_ context.Context, name string) syscall.Errno {
+	name, errno := d.filesystem.bucket.standardName(name)
+	if errno != 0 {
+		return errno
+	}
 	n, err := d.dir.Stat(name)
 	if err != nil {
 		return d.errno("unlink", err)
@@ -152,6 +174,14 @@ func (d *folder) Rename(ctx context.Context, name string, newParent fusefs.Inode
 	to := newParent.(*folder)
 	if flags&^unix.RENAME_NOREPLACE != 0 {
 		return syscall.EINVAL
+	}
+	name, errno := d.filesystem.bucket.standardName(name)
+	if errno != 0 {
+		return errno
+	}
+	newName, errno = d.filesystem.bucket.standardName(newName)
+	if errno != 0 {
+		return errno
 	}
 	n, err := d.dir.Stat(name)
 	if err != nil {
@@ -180,7 +210,8 @@ func (d *folder) Rename(ctx context.Context, name string, newParent fusefs.Inode
 		return errno
 	}
 	from := n.Path()
-	if err := d.dir.Rename(name, newName, to.dir); err != nil {
+	target := path.Join(to.dir.Path(), newName)
+	if err := d.filesystem.cache.rename(from, target, func() error { return d.dir.Rename(name, newName, to.dir) }); err != nil {
 		return d.errno("rename", err)
 	}
 	moved, ok := n.(*vfs.Dir)
@@ -191,7 +222,7 @@ func (d *folder) Rename(ctx context.Context, name string, newParent fusefs.Inode
 		}
 		return 0
 	}
-	if err := d.filesystem.bucket.moveFolders(ctx, from, path.Join(to.dir.Path(), newName)); err != nil {
+	if err := d.filesystem.bucket.moveFolders(ctx, from, target); err != nil {
 		return d.errno("rename", err)
 	}
 	return d.errno("rename", listAnew(moved))
@@ -238,11 +269,7 @@ func (*folder) Link(context.Context, fusefs.InodeEmbedder, string, *fuse.EntryOu
 	return nil, syscall.EPERM
 }
 
-// Statfs implements [fusefs.NodeStatfser]: a bucket has no size. Tools that look for
-// room before they write find an exabyte.
-func (*folder) Statfs(_ context.Context, out *fuse.StatfsOut) syscall.Errno {
-	out.Bsize, out.Frsize, out.NameLen = 1<<20, 1<<20, 255
-	out.Blocks, out.Bfree, out.Bavail = 1<<40, 1<<40, 1<<40
-	out.Files, out.Ffree = 1<<40, 1<<40
-	return 0
+// Statfs implements [fusefs.NodeStatfser].
+func (d *folder) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
+	return d.filesystem.statfs(ctx, out)
 }

@@ -44,7 +44,7 @@ func parse(args []string) (options, error) {
 	flags.UintVar(&o.gid, "gid", 0, "the group of everything, a `number`")
 	flags.UintVar(&o.umask, "umask", 0o002, "what is taken from 0666 for files and 0777 for folders")
 	flags.StringVar(&o.cacheDir, "cache-dir", "", "the `folder` in which written files are collected until they are closed; needed unless --read-only")
-	flags.Int64Var(&o.cacheSize, "cache-size", 1<<30, "`bytes` of closed files that stay in the folder; what is open is not counted")
+	flags.Int64Var(&o.cacheSize, "cache-size", 1<<30, "`bytes` that the folder may take, what is open for writing included")
 	flags.StringVar(&o.caFile, "ca-file", "", "trust the certificates in this `file` (PEM), and no others")
 	flags.Int64Var(&o.memory, "memory", 0, "`bytes` of memory to stay below; 0 is no limit")
 	if err := flags.Parse(args); err != nil {
@@ -56,10 +56,12 @@ func parse(args []string) (options, error) {
 	if err := o.check(flags.Args()); err != nil {
 		return o, &exitError{exitUsage, err.Error()}
 	}
-	if o.prefix = strings.Trim(o.prefix, "/"); o.prefix != "" {
-		o.prefix += "/"
+	if o.prefix = strings.Trim(o.prefix, "/"); o.prefix == "" {
+		return o, nil
 	}
-	return o, nil
+	err := checkPrefix(o.prefix)
+	o.prefix += "/"
+	return o, err
 }
 
 func (o options) check(rest []string) error {
@@ -78,13 +80,8 @@ func (o options) check(rest []string) error {
 		return errors.New("--umask is more than 0777")
 	case o.cacheDir == "" && !o.readOnly:
 		return errors.New("--cache-dir is missing: written files are collected there; or say --read-only")
-	case o.cacheSize < 0 || o.memory < 0:
-		return errors.New("--cache-size or --memory is negative")
-	}
-	for segment := range strings.SplitSeq(strings.Trim(o.prefix, "/"), "/") {
-		if segment == "." || segment == ".." || segment == "" && strings.Trim(o.prefix, "/") != "" {
-			return errors.New("--prefix has a segment that is empty, \".\" or \"..\"")
-		}
+	case o.cacheSize <= 0 || o.memory < 0:
+		return errors.New("--cache-size is not more than 0, or --memory is negative")
 	}
 	if o.endpointURL != "" {
 		u, err := url.Parse(o.endpointURL)

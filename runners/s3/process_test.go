@@ -151,7 +151,7 @@ func TestItStopsWhereItCannotServe(t *testing.T) {
 		{"an unknown authority", secure, startEndpoint(t, secure.Credentials), nil, exitFailed, "certificate"},
 		{"no such cache", s, whole, []string{"--cache-dir", "/proc/nothing"}, exitFailed, "cannot be written"},
 		{"no region", s, whole, []string{"--region", ""}, exitUsage, "--region is missing"},
-		{"a prefix that leaves", s, whole, []string{"--prefix", "a/../b"}, exitUsage, "--prefix"},
+		{"a prefix that leaves", s, whole, []string{"--prefix", "a/../b"}, exitBucketWrong, "prefix"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := launch(t, c.server, c.endpoint, c.args...)
