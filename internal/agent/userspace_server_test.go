@@ -1,18 +1,24 @@
 package agent_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
@@ -26,6 +32,9 @@ import (
 // folder.
 const folderEnv = "AGENT_TEST_FOLDER"
 
+// silentName is a file in whose folder a filesystem starts and answers nothing.
+const silentName = ".silent"
+
 // runFolder serves a folder on descriptor 3, as a filesystem's process does.
 func runFolder(dir string) error {
 	switch filepath.Base(dir) {
@@ -35,8 +44,11 @@ func runFolder(dir string) error {
 	case "refused":
 		fmt.Fprintln(os.Stderr, "error: the key was refused")
 		os.Exit(4)
-	case "silent":
-		select {}
+	}
+	if _, err := os.Lstat(filepath.Join(dir, silentName)); err == nil {
+		for {
+			_, _ = unix.Poll(nil, -1)
+		}
 	}
 	root, err := fs.NewLoopbackRoot(dir)
 	if err != nil {
@@ -125,5 +137,99 @@ func bucketGrant(source, target string, mode grant.Mode) grant.Mount {
 // within waits for something that other processes bring about.
 func within(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	eventually(t, what, nil, holds)
+	withinTime(t, time.Minute, what, holds)
+}
+
+func withinTime(t testing.TB, bound time.Duration, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(bound)
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("not within %v: %s", bound, what)
+		}
+	}
+}
+
+// pause stops a process, and returns when none of its threads runs any more: the one
+// that takes the signal tells the others, which answer until then.
+func pause(t testing.TB, pid int) {
+	t.Helper()
+	must(t, unix.Kill(pid, unix.SIGSTOP))
+	within(t, "every thread has stopped", func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/[0-9]*/stat", pid))
+		must(t, err)
+		return len(threads) > 0 && !slices.ContainsFunc(threads, func(path string) bool {
+			b, err := os.ReadFile(path)
+			// The name comes before the state, and may hold anything.
+			return err != nil || !bytes.HasPrefix(b[bytes.LastIndexByte(b, ')')+1:], []byte(" T"))
+		})
+	})
+}
+
+// calls is how many calls into the filesystem at a mount point have no answer yet.
+func calls(t testing.TB, point string) int {
+	t.Helper()
+	ms := standing(t, point)
+	if len(ms) != 1 {
+		t.Fatalf("at %s stand %+v", point, ms)
+	}
+	dir := t.TempDir()
+	must(t, unix.Mount("none", dir, "fusectl", 0, ""))
+	defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
+	b, err := os.ReadFile(filepath.Join(dir, strconv.FormatUint(uint64(ms[0].Dev.Minor), 10), "waiting"))
+	must(t, err)
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	must(t, err)
+	return n
+}
+
+// waits reads a folder whose filesystem does not answer, and returns when the call
+// waits. What it ends with comes through the channel.
+func waits(t testing.TB, point string, read func() error) <-chan error {
+	t.Helper()
+	before := calls(t, point)
+	ended := make(chan error, 1)
+	go func() { ended <- read() }()
+	within(t, "a call waits", func() bool { return calls(t, point) > before })
+	return ended
+}
+
+// neverEmpty reads a folder over and over until it is told to end. Each time there is
+// an error, or what is in the folder.
+func neverEmpty(t testing.TB, what string, read func() ([]string, error)) (end func()) {
+	t.Helper()
+	told, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			if names, err := read(); err == nil && len(names) == 0 {
+				t.Errorf("%s: an empty folder", what)
+				return
+			}
+			select {
+			case <-told:
+				return
+			default:
+			}
+		}
+	}()
+	end = sync.OnceFunc(func() {
+		close(told)
+		<-ended
+	})
+	t.Cleanup(end)
+	return end
+}
+
+func namesIn(path string) ([]string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return f.Readdirnames(-1)
 }

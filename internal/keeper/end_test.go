@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/internal/keeper"
+	"github.com/datalayer/node-mounts/internal/keeper/keepertest"
 )
 
 func TestAChildThatDoesNotStopIsKilledAfterItsGrace(t *testing.T) {
@@ -171,6 +172,31 @@ func TestTheEndOfTheKeeperIsTheEndOfItsChildren(t *testing.T) {
 	}
 	if got := strings.Count(w.log.String(), "is killed"); got != 1 {
 		t.Errorf("%d children are said to be killed", got)
+	}
+}
+
+func TestTheDeathOfTheKeeperIsTheEndOfItsChildren(t *testing.T) {
+	k := keepertest.Start(t)
+	w := &world{t: t, Client: k.Client()}
+	var children []*kid
+	for _, change := range []func(*keeper.Start){nil, func(s *keeper.Start) { s.CacheName = "c" }} {
+		child := w.start(change, "stubborn")
+		pid := hear[int](t, child)
+		t.Cleanup(func() {
+			if !polled(t, child.pidfd) {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		})
+		children = append(children, child)
+	}
+	for _, child := range children {
+		if polled(t, child.pidfd) {
+			t.Fatalf("%v has ended already", child.Child)
+		}
+	}
+	k.Kill()
+	for _, child := range children {
+		waitReadable(t, child.pidfd)
 	}
 }
 

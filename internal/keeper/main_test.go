@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/internal/keeper"
+	"github.com/datalayer/node-mounts/internal/keeper/keepertest"
 )
 
 // patience is how long a test waits for what takes milliseconds.
@@ -42,6 +43,7 @@ func TestMain(m *testing.M) {
 		if code, ours := keeper.Main(os.Args); ours {
 			os.Exit(code)
 		}
+		keepertest.Main()
 		if path := os.Getenv(strangerVariable); path != "" {
 			os.Exit(stranger(path))
 		}

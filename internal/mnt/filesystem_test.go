@@ -5,12 +5,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/mnt/mnttest"
 )
 
 // folder makes a mount point of its own.
@@ -45,6 +47,60 @@ func TestAReadOnlyFilesystemCannotBeWrittenThroughAnotherMountOfItEither(t *test
 		}
 		must(t, unix.Unmount(other, 0))
 		must(t, table.Unmount(parent, "target", false))
+	}
+}
+
+func TestAMountThatTakesThePlaceOfAnotherLeavesNoGap(t *testing.T) {
+	if !mnttest.MountsBeneath() {
+		t.Skip("this kernel puts no mount beneath another (Linux 6.5)")
+	}
+	table, parent := &mnt.Kernel{}, folder(t)
+	must(t, parent.Mkdir("target", 0o755))
+	at := filepath.Join(parent.Path(), "target")
+	must(t, os.WriteFile(filepath.Join(at, "beneath"), nil, 0o644))
+	made := func() mnt.Detached {
+		m, err := table.Mount(mnt.Filesystem{Type: "tmpfs", Source: "test"}, 0)
+		must(t, err)
+		return m
+	}
+	on, err := parent.OpenTarget("target")
+	must(t, err)
+	m := made()
+	_, err = table.Attach(m, on)
+	m.Close()
+	on.Close()
+	must(t, err)
+
+	told, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			if _, err := os.Lstat(filepath.Join(at, "beneath")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("what is beneath was seen: %v", err)
+				return
+			}
+			select {
+			case <-told:
+				return
+			default:
+			}
+		}
+	}()
+	stop := sync.OnceFunc(func() {
+		close(told)
+		<-ended
+	})
+	defer stop()
+	for range 200 {
+		m := made()
+		_, err := table.Swap(m, parent, "target")
+		m.Close()
+		must(t, err)
+	}
+	stop()
+	must(t, table.Unmount(parent, "target", false))
+	if _, err := os.Lstat(filepath.Join(at, "beneath")); err != nil {
+		t.Errorf("mounts piled up: %v", err)
 	}
 }
 

@@ -1,15 +1,19 @@
 package buckets
 
 import (
+	"io"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/agent/agenttest"
 	"github.com/datalayer/node-mounts/internal/awscreds"
 	"github.com/datalayer/node-mounts/internal/bucket"
 	"github.com/datalayer/node-mounts/test/s3test"
@@ -81,9 +85,10 @@ func TestAServerIsTrustedByThePrivateAuthorityAlone(t *testing.T) {
 	w.refused("untrusted", bucketName, w.s3.Key().Data(), "MOUNT_FAILED", "certificate")
 }
 
-func TestOneMountCannotHaveTheSessionOfAnother(t *testing.T) {
-	w := newWorld(t)
-	w.granted("pod", bucketName, grant.ReadOnly, w.s3.Key())
+// ask asks for a session with a token, as a process of a bucket does.
+func (w *world) ask(token string) (status int, answer string) {
+	t := w.t
+	t.Helper()
 	l, err := w.keeper.Client().Listener(t.Context())
 	must(t, err)
 	addr := l.Addr().(*net.TCPAddr)
@@ -91,19 +96,124 @@ func TestOneMountCannotHaveTheSessionOfAnother(t *testing.T) {
 	if !addr.IP.IsLoopback() {
 		t.Errorf("credentials are served at %v", addr)
 	}
-	for _, token := range []string{"", "x", awscreds.NewToken()} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr.String()+awscreds.Path, http.NoBody)
-		must(t, err)
-		if token != "" {
-			req.Header.Set("Authorization", token)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr.String()+awscreds.Path, http.NoBody)
+	must(t, err)
+	if token != "" {
+		req.Header.Set("Authorization", token)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	must(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	must(t, err)
+	return resp.StatusCode, string(body)
+}
+
+// tokenOf is what the process of a mount asks with.
+func (w *world) tokenOf(use string) string {
+	w.t.Helper()
+	environ, err := os.ReadFile(filepath.Join("/proc", itoa(w.keeper.PID(use)), "environ"))
+	must(w.t, err)
+	for v := range strings.SplitSeq(string(environ), "\x00") {
+		if token, ok := strings.CutPrefix(v, "AWS_CONTAINER_AUTHORIZATION_TOKEN="); ok {
+			return token
 		}
-		resp, err := http.DefaultClient.Do(req)
-		must(t, err)
-		body := make([]byte, 1)
-		n, _ := resp.Body.Read(body)
-		must(t, resp.Body.Close())
-		if resp.StatusCode != http.StatusForbidden || n != 0 {
-			t.Errorf("token %q: status %d, %d bytes", token, resp.StatusCode, n)
+	}
+	w.t.Fatalf("the process of %s has no token", use)
+	return ""
+}
+
+// two is a Pod with two buckets, at data and at more, each with a Secret of its own.
+func (w *world) two(first, second s3test.Credentials) *agenttest.Pod {
+	w.t.Helper()
+	p, _ := w.pod("two")
+	w.secrets.put(p, "session", first.Data())
+	w.secrets.put(p, "second", second.Data())
+	more := bucketGrant(bucketName, grant.ReadWrite)
+	more.Target, more.Secret = "more", "second"
+	p.Grant(bucketGrant(bucketName, grant.ReadWrite), more)
+	p.Answered(isReady)
+	return p
+}
+
+func TestOneMountCannotHaveTheSessionOfAnother(t *testing.T) {
+	w := newWorld(t)
+	first, second, third := w.s3.Session(hour), w.s3.Session(hour), w.s3.Session(hour)
+	p := w.two(first, second)
+	q, _ := w.pod("another")
+	w.secrets.put(q, "third", third.Data())
+	granted := bucketGrant(bucketName, grant.ReadOnly)
+	granted.Secret = "third"
+	q.Grant(granted)
+	q.Answered(isReady)
+	for _, token := range []string{"", "x", awscreds.NewToken()} {
+		if status, answer := w.ask(token); status != http.StatusForbidden || answer != "" {
+			t.Errorf("token %q: status %d, %d bytes", token, status, len(answer))
+		}
+	}
+	all := map[string]s3test.Credentials{p.UID + "/data": first, p.UID + "/more": second, q.UID + "/data": third}
+	check := func() {
+		t.Helper()
+		for use := range all {
+			status, answer := w.ask(w.tokenOf(use))
+			if status != http.StatusOK {
+				t.Errorf("%s: status %d", use, status)
+			}
+			for other, key := range all {
+				for _, value := range []string{key.AccessKeyID, key.SecretAccessKey, key.SessionToken} {
+					if strings.Contains(answer, value) != (other == use) {
+						t.Errorf("whether the answer to %s has the keys of %s: %v", use, other, other != use)
+					}
+				}
+			}
+		}
+	}
+	check()
+	w.restart()
+	p.Answered(isReady)
+	q.Answered(isReady)
+	check()
+	// What was revoked is asked for in vain.
+	token := w.tokenOf(p.UID + "/more")
+	p.Grant(bucketGrant(bucketName, grant.ReadWrite))
+	p.Answered(isReady)
+	w.within(time.Minute, "the token is of no use", func() bool {
+		status, _ := w.ask(token)
+		return status == http.StatusForbidden
+	})
+}
+
+func TestTheProcessesOfAPodCannotLookIntoEachOther(t *testing.T) {
+	w := newWorld(t)
+	p := w.two(w.s3.Key(), w.s3.Key())
+	type process struct {
+		uid            int
+		environ, cache string
+	}
+	var all []process
+	for _, c := range w.keeper.Children() {
+		dir := filepath.Join("/proc", itoa(w.keeper.PID(c.Use)))
+		of := process{uid: c.UID, environ: filepath.Join(dir, "environ")}
+		for arg := range strings.SplitSeq(read(t, filepath.Join(dir, "cmdline")), "\x00") {
+			if cache, ok := strings.CutPrefix(arg, "--cache-dir="); ok {
+				of.cache = cache
+			}
+		}
+		all = append(all, of)
+	}
+	if len(all) != 2 || all[0].uid == all[1].uid {
+		t.Fatalf("the processes of %s are %+v", p.UID, all)
+	}
+	for _, who := range all {
+		for _, whose := range all {
+			for _, what := range [][]string{{"cat", whose.environ}, {"ls", "-a", whose.cache}} {
+				cmd := exec.Command(what[0], what[1:]...)
+				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(who.uid), Gid: uint32(who.uid)}}
+				out, err := cmd.CombinedOutput()
+				if (err == nil) != (who == whose) || who != whose && !strings.Contains(string(out), "Permission denied") {
+					t.Errorf("user %d, %q of user %d: %v, %d bytes", who.uid, what, whose.uid, err, len(out))
+				}
+			}
 		}
 	}
 }

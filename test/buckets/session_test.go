@@ -14,6 +14,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/secret"
+	"github.com/datalayer/node-mounts/internal/simnode"
 )
 
 const hour = time.Hour
@@ -30,12 +31,22 @@ func TestAFileThatIsOpenIsReadOnOverTheEndOfSessions(t *testing.T) {
 	for i := range unread {
 		w.s3.Put(bucketName, "unread/"+itoa(i), []byte("unread"))
 	}
+	ends := often(5, 20)
+	for i := range ends {
+		w.s3.Put(bucketName, "later"+itoa(i), []byte("later"+itoa(i)))
+	}
 	p, c := w.granted("pod", bucketName, grant.ReadOnly, w.s3.Session(sessionLength))
 	held, err := c.Hold(in + "data/large")
 	must(t, err)
+	// Opened now, and read for the first time each after one more session.
+	later := make([]simnode.Handle, ends)
+	for i := range later {
+		later[i], err = c.Hold(in + "data/later" + itoa(i))
+		must(t, err)
+	}
 	pid, mounts := w.keeper.PID(p.UID+"/data"), w.mountIDs(p)
 
-	ends := often(5, 20)
+	began, ended := time.Now(), 0
 	deadline := time.Now().Add(time.Duration(ends) * sessionLength)
 	refresh := time.Now().Add(sessionLength * 3 / 4)
 	reads := 0
@@ -52,7 +63,20 @@ func TestAFileThatIsOpenIsReadOnOverTheEndOfSessions(t *testing.T) {
 		if got, err := c.ReadFile(in + "data/unread/" + itoa(reads%unread)); err != nil || string(got) != "unread" {
 			t.Fatalf("read %d of another object: %q, %v", reads, got, err)
 		}
+		if time.Since(began) > time.Duration(ended+1)*sessionLength {
+			asked := w.s3.Stats()["get"]
+			if got, err := c.HeldRead(later[ended]); err != nil || string(got) != "later"+itoa(ended) {
+				t.Fatalf("after %d sessions: %q, %v", ended+1, got, err)
+			}
+			if w.s3.Stats()["get"] == asked {
+				t.Error("what was read came from no server")
+			}
+			ended++
+		}
 		reads++
+	}
+	if ended < ends-1 {
+		t.Errorf("%d sessions ended, want %d", ended, ends-1)
 	}
 	if got := w.keeper.PID(p.UID + "/data"); got != pid || w.mountIDs(p) != mounts {
 		t.Errorf("it was made anew: pid %d, was %d; mounts %s, were %s", got, pid, w.mountIDs(p), mounts)

@@ -167,6 +167,15 @@ func (s *Server) Mend() {
 	s.ask(http.MethodDelete, "/fault", nil)
 }
 
+// Stats is how many requests of each kind the server has had: "get", "list", "put" and
+// more.
+func (s *Server) Stats() map[string]int {
+	s.t.Helper()
+	counts := map[string]int{}
+	s.ask(http.MethodGet, "/stats", &counts)
+	return counts
+}
+
 func (s *Server) ask(method, path string, answer any) {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), method, s.Control+path, http.NoBody)
