@@ -222,7 +222,9 @@ func (d *folder) Rename(ctx context.Context, name string, newParent fusefs.Inode
 		}
 		return 0
 	}
-	if err := d.filesystem.bucket.moveFolders(ctx, from, target); err != nil {
+	// A signal to the caller, which the kernel passes on as the end of ctx, must not leave
+	// half of it moved.
+	if err := d.filesystem.bucket.moveFolders(context.WithoutCancel(ctx), from, target); err != nil {
 		return d.errno("rename", err)
 	}
 	return d.errno("rename", listAnew(moved))
