@@ -45,20 +45,19 @@ func (a *Agent) recoverUserspace(ctx context.Context) {
 	if a.Keeper == nil {
 		return
 	}
-	standing := a.standingUserspace()
-	if err := a.userspace.Recover(ctx, standing); err == nil {
+	if err := a.userspace.Recover(ctx, a.standingUserspace); err == nil {
 		return
 	}
 	a.Log.Warn("the keeper does not answer: filesystem processes wait for it")
 	go func() {
-		for a.userspace.Recover(a.life, standing) != nil {
+		for a.userspace.Recover(a.life, a.standingUserspace) != nil {
 			select {
 			case <-a.life.Done():
 				return
 			case <-a.Clock.After(keeperPause):
 			}
 		}
-		for _, s := range standing {
+		for _, s := range a.standingUserspace() {
 			a.API.Enqueue(s.UID)
 		}
 	}()

@@ -3,6 +3,7 @@ package agent_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -459,4 +460,25 @@ func TestAMountThatOthersTakeAwayTakesItsProcessWithIt(t *testing.T) {
 	must(t, n.Agent.Sweep(t.Context()))
 	p.Pass()
 	within(t, "the process has ended", func() bool { return len(n.keeper.Children()) == 0 })
+}
+
+func TestAPodThatGoesWhileTheKeeperDoesNotAnswerLeavesNoProcess(t *testing.T) {
+	t.Parallel() // its grace passes
+	n := newUserspaceNode(t)
+	n.folder("bucket", "a.txt")
+	p, c := n.running("bucket", grant.ReadWrite)
+	// One that runs notices the end of its mount by itself.
+	must(t, unix.Kill(n.keeper.PID(p.UID+"/data"), unix.SIGSTOP))
+	socket := n.keeper.Socket()
+	must(t, os.Rename(socket, socket+".away"))
+	n.Restart()
+	must(t, c.Stop())
+	n.API.Delete(p.UID)
+	p.Pass()
+	must(t, os.Rename(socket+".away", socket))
+	within(t, "the process has ended", func() bool {
+		_, children, err := n.keeper.Client().List(t.Context())
+		return err == nil && !slices.ContainsFunc(children, func(c keeper.Child) bool { return c.Ended == nil })
+	})
+	clean(t, n.Node, p)
 }

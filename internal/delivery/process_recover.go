@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"encoding/json"
+	"slices"
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/keeper"
@@ -30,8 +31,10 @@ func (d *Process) Recovering() bool { return d.Keeper != nil && !d.ready() }
 
 // Recover takes over the processes that an earlier agent started. Those that serve
 // nothing that stands are ended; mounts that nobody serves are known to be dead.
-// Until it has succeeded, nothing is started. Errors: ErrNoKeeper.
-func (d *Process) Recover(ctx context.Context, standing []Standing) error {
+// Until it has succeeded, nothing is started. standing says what stands now: the keeper
+// may answer long after the agent started, and what was taken away meanwhile is to keep
+// no process. Errors: ErrNoKeeper.
+func (d *Process) Recover(ctx context.Context, standing func() []Standing) error {
 	if d.Keeper == nil || d.ready() {
 		return nil
 	}
@@ -45,7 +48,8 @@ func (d *Process) Recover(ctx context.Context, standing []Standing) error {
 			serving[c.Use+" "+noteOf(c).Dev.String()] = c
 		}
 	}
-	for _, s := range standing {
+	found := standing()
+	for _, s := range found {
 		c, ok := serving[useOf(s.UID, s.Target)+" "+s.Dev.String()]
 		if ok && d.adopt(ctx, s, c, info) == nil {
 			continue
@@ -55,6 +59,13 @@ func (d *Process) Recover(ctx context.Context, standing []Standing) error {
 	d.mu.Lock()
 	d.recovered = true
 	d.mu.Unlock()
+	// What went while it was taken over found nothing to end.
+	now := standing()
+	for _, s := range found {
+		if !slices.Contains(now, s) {
+			d.Unused(s.UID, s.Target)
+		}
+	}
 	d.Tend(ctx)
 	return nil
 }

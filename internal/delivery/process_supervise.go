@@ -15,7 +15,6 @@ import (
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/procs"
-	"github.com/datalayer/node-mounts/internal/secret"
 )
 
 const (
@@ -375,11 +374,7 @@ func (d *Process) Fault(uid, target string) error {
 	case p.hung:
 		return errHung
 	case p.credential != nil:
-		_, why := Explain(p.credential)
-		if refused := (*secret.RefusedError)(nil); !errors.As(p.credential, &refused) {
-			why = p.credential.Error()
-		}
-		return &ProcessError{grant.CodeMountDead, "nothing new can be read or written: " + why}
+		return &ProcessError{grant.CodeMountDead, "nothing new can be read or written: " + p.credential.Error()}
 	case p.server != nil:
 		return serverFault(p.server)
 	}
@@ -389,7 +384,7 @@ func (d *Process) Fault(uid, target string) error {
 func (p *process) hasEnded() bool {
 	select {
 	case <-p.ended:
-		return p.exit != nil
+		return true
 	default:
 		return false
 	}
