@@ -133,9 +133,11 @@ func (h *handle) Read(ctx context.Context, dest []byte, off int64) (fuse.ReadRes
 		content.bytes = content.bytes[:n]
 		done <- err
 	}()
+	given, stop := givenUp(ctx)
+	defer stop()
 	select {
 	case <-begun:
-	case <-ctx.Done():
+	case <-given:
 		return nil, syscall.EINTR
 	}
 	timer := time.NewTimer(answerTimeout)
@@ -146,7 +148,7 @@ func (h *handle) Read(ctx context.Context, dest []byte, off int64) (fuse.ReadRes
 	case <-timer.C:
 		err = errLate
 		h.setLate()
-	case <-ctx.Done():
+	case <-given:
 		h.drop()
 		return nil, syscall.EINTR
 	}
@@ -159,6 +161,24 @@ func (h *handle) Read(ctx context.Context, dest []byte, off int64) (fuse.ReadRes
 		return nil, errno
 	}
 	return content, 0
+}
+
+// signalPatience is how long a call goes on after a signal to its caller. Most signals
+// mean nothing to it (a child has ended, a window has another size), and programs take
+// EINTR from a file for a failure; but one that is killed must not wait for a server.
+const signalPatience = 2 * time.Second
+
+// givenUp is closed some time after the kernel has said that a signal came.
+func givenUp(ctx context.Context) (given <-chan struct{}, stop func()) {
+	patient, cancel := context.WithCancel(context.Background())
+	end := context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(signalPatience):
+			cancel()
+		case <-patient.Done():
+		}
+	})
+	return patient.Done(), func() { end(); cancel() }
 }
 
 // content is the answer to a read. Its buffer is used again when the kernel has it; one

@@ -38,6 +38,8 @@ func newHealth(b *bucket, report *reporter) *health {
 // errno is EIO where the server does not answer, the bucket is gone, or the credential
 // is refused.
 func (h *health) errno(ctx context.Context) syscall.Errno {
+	given, stop := givenUp(ctx)
+	defer stop()
 	h.mu.Lock()
 	for time.Now().After(h.until) {
 		asking := h.asking
@@ -49,7 +51,7 @@ func (h *health) errno(ctx context.Context) syscall.Errno {
 		h.mu.Unlock()
 		select {
 		case <-asking:
-		case <-ctx.Done():
+		case <-given:
 			return syscall.EINTR
 		}
 		h.mu.Lock()
