@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -64,5 +66,23 @@ func TestASignalThatMeansNothingInterruptsNothing(t *testing.T) {
 		if err := unix.Rename(m.path(map[bool]string{true: "folders", false: "moved"}[i%2 == 0]), m.path(map[bool]string{true: "moved", false: "folders"}[i%2 == 0])); err != nil {
 			t.Fatalf("rename %d: %v", i, err)
 		}
+	}
+}
+
+func TestAQuestionGoesOnForAWhileAfterASignal(t *testing.T) {
+	answered := make(chan struct{})
+	h := &health{report: &reporter{}, ask: func(context.Context) error { <-answered; return nil }}
+	ctx, signal := context.WithCancel(t.Context())
+	signal()
+	result := make(chan syscall.Errno, 1)
+	go func() { result <- h.errno(ctx) }()
+	// It is given up in the end: whoever is killed does not wait for the server.
+	if errno := <-result; errno != syscall.EINTR {
+		t.Errorf("without an answer: %v", errno)
+	}
+	go func() { result <- h.errno(ctx) }()
+	close(answered)
+	if errno := <-result; errno != 0 {
+		t.Errorf("with an answer after the signal: %v", errno)
 	}
 }
