@@ -128,7 +128,7 @@ func (d *Dir) Mkdir(name string, mode uint32) error {
 	if err := checkSegment(name); err != nil {
 		return &fs.PathError{Op: "mkdirat", Path: full, Err: err}
 	}
-	err := unix.Mkdirat(d.fd, name, mode)
+	err := Uninterrupted(func() error { return unix.Mkdirat(d.fd, name, mode) })
 	if errors.Is(err, unix.EEXIST) {
 		return nil
 	}
@@ -146,7 +146,8 @@ func (d *Dir) Mkdir(name string, mode uint32) error {
 // chmod sets the mode of d itself. fchmod does not take an O_PATH descriptor;
 // its /proc name leads to the same inode without resolving anything again.
 func (d *Dir) chmod(mode uint32) error {
-	if err := unix.Fchmodat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", d.fd), mode, 0); err != nil {
+	err := Uninterrupted(func() error { return unix.Fchmodat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", d.fd), mode, 0) })
+	if err != nil {
 		return &fs.PathError{Op: "fchmod", Path: d.path, Err: err}
 	}
 	return nil
@@ -200,4 +201,12 @@ func retry(call func() (int, error)) (int, error) {
 		}
 	}
 	return fd, err
+}
+
+// Uninterrupted repeats a call on users' storage that a signal has interrupted: Go
+// sends its own, and a server of FUSE answers them with EINTR. Package os does the same.
+// The count is bounded, because it is the server that says so.
+func Uninterrupted(call func() error) error {
+	_, err := retry(func() (int, error) { return 0, call() })
+	return err
 }

@@ -72,7 +72,7 @@ func (d *Dir) openOrMake(name string, owner Owner) (*Dir, error) {
 	sub, err := d.Open(name)
 	made := false
 	if errors.Is(err, fs.ErrNotExist) {
-		err := unix.Mkdirat(d.fd, name, halfMade)
+		err := Uninterrupted(func() error { return unix.Mkdirat(d.fd, name, halfMade) })
 		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return nil, &fs.PathError{Op: "mkdirat", Path: path.Join(d.path, name), Err: err}
 		}
@@ -102,7 +102,7 @@ func (d *Dir) openOrMake(name string, owner Owner) (*Dir, error) {
 // his own in its place). Such a one must only be writable.
 func (d *Dir) finish(owner Owner, made bool) error {
 	var st unix.Stat_t
-	if err := unix.Fstatat(d.fd, "", &st, unix.AT_EMPTY_PATH); err != nil {
+	if err := Uninterrupted(func() error { return unix.Fstatat(d.fd, "", &st, unix.AT_EMPTY_PATH) }); err != nil {
 		return &fs.PathError{Op: "fstat", Path: d.path, Err: err}
 	}
 	// In a set-gid folder a new one is born set-gid.
@@ -115,7 +115,7 @@ func (d *Dir) finish(owner Owner, made bool) error {
 		}
 		return nil
 	}
-	chown := unix.Fchownat(d.fd, "", owner.UID, owner.GID, unix.AT_EMPTY_PATH)
+	chown := Uninterrupted(func() error { return unix.Fchownat(d.fd, "", owner.UID, owner.GID, unix.AT_EMPTY_PATH) })
 	if err := d.chmod(HomeMode); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotWritable, err)
 	}
@@ -155,5 +155,5 @@ func accessAs(fd int, owner Owner) error {
 	if _, _, e := unix.RawSyscall(unix.SYS_SETFSUID, uintptr(owner.UID), 0, 0); e != 0 {
 		return e
 	}
-	return unix.Faccessat2(fd, "", unix.W_OK|unix.X_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH)
+	return Uninterrupted(func() error { return unix.Faccessat2(fd, "", unix.W_OK|unix.X_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH) })
 }

@@ -81,7 +81,7 @@ func (b *Bind) source(m plan.Mount) (*beneath.Dir, error) {
 // whole: a bind of it would be as well, whatever was granted.
 func writable(source *beneath.Dir) error {
 	var fs unix.Statfs_t
-	if err := unix.Fstatfs(source.Fd(), &fs); err != nil {
+	if err := beneath.Uninterrupted(func() error { return unix.Fstatfs(source.Fd(), &fs) }); err != nil {
 		return err
 	}
 	const readOnly = 0x1 // ST_RDONLY, statfs(2)

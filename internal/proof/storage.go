@@ -90,25 +90,16 @@ func Reads(dir *beneath.Dir) error {
 // of them. It may hang. Errors: ErrDeleted, or the storage's.
 func Asks(dir *beneath.Dir) error {
 	var stx unix.Statx_t
-	return deleted(again(func() error {
+	return deleted(beneath.Uninterrupted(func() error {
 		return unix.Statx(dir.Fd(), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &stx)
 	}))
-}
-
-// again repeats a question that one of Go's own signals has interrupted.
-func again(question func() error) error {
-	err := question()
-	for errors.Is(err, unix.EINTR) {
-		err = question()
-	}
-	return err
 }
 
 // AsksServer asks a filesystem how much room it has. The kernel keeps no answer to that,
 // and a process that serves something far away asks there. It may hang.
 func AsksServer(root *beneath.Dir) error {
 	var room unix.Statfs_t
-	return again(func() error { return unix.Fstatfs(root.Fd(), &room) })
+	return beneath.Uninterrupted(func() error { return unix.Fstatfs(root.Fd(), &room) })
 }
 
 // deleted tells a directory that is no more from a storage that fails: servers say so
