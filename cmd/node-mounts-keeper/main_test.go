@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/internal/keeper"
+	"github.com/datalayer/node-mounts/test/textlog"
 )
 
 const (
@@ -125,26 +125,9 @@ type running struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	done   chan struct{}
-	log    *output
+	log    *textlog.Log
 	dir    string
 	caches string
-}
-
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
 }
 
 // start starts the command.
@@ -155,7 +138,7 @@ func start(t *testing.T, before string, attr *syscall.SysProcAttr, args ...strin
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	c := &running{t: t, done: make(chan struct{}), log: &output{}, dir: dir, caches: dir + "/caches"}
+	c := &running{t: t, done: make(chan struct{}), log: &textlog.Log{}, dir: dir, caches: dir + "/caches"}
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(c.caches, 0o777)); err != nil {
 		t.Fatal(err)
 	}
@@ -423,7 +406,7 @@ func TestAKeeperWhoseLogIsClosedGoesOn(t *testing.T) {
 	}()
 	c := &running{
 		Client: &keeper.Client{Dial: keeper.DialSocket(dir + "/run/keeper.sock"), Timeout: patience},
-		t:      t, cmd: cmd, done: done, log: &output{},
+		t:      t, cmd: cmd, done: done, log: &textlog.Log{},
 	}
 	defer func() {
 		_ = cmd.Process.Kill()

@@ -129,13 +129,7 @@ func bucketServerOptions() []Option {
 		{
 			Flag: "bucket-ca-file", Env: "DATALAYER_NODE_MOUNT_GATEWAY_BUCKET_CA_FILE", Type: "path",
 			Help: "certificates in PEM that endpoints are trusted by beside the system's; read when the agent starts",
-			set: func(s *settings, v string) error {
-				s.buckets.caFile = ""
-				if v == "" {
-					return nil
-				}
-				return dir(&s.buckets.caFile, v)
-			},
+			set:  func(s *settings, v string) error { return optionalPath(&s.buckets.caFile, v) },
 		},
 	}
 }

@@ -152,13 +152,7 @@ func gitServerOptions() []Option {
 		{
 			Flag: "git-ca-file", Env: "DATALAYER_NODE_MOUNT_GATEWAY_GIT_CA_FILE", Type: "path",
 			Help: "certificates in PEM that git trusts beside the system's; read when the agent starts",
-			set: func(s *settings, v string) error {
-				s.git.caFile = ""
-				if v == "" {
-					return nil
-				}
-				return dir(&s.git.caFile, v)
-			},
+			set:  func(s *settings, v string) error { return optionalPath(&s.git.caFile, v) },
 		},
 		{
 			Flag: "git-proxy", Env: "DATALAYER_NODE_MOUNT_GATEWAY_GIT_PROXY", Type: "url", Hidden: true,
@@ -176,6 +170,15 @@ func gitServerOptions() []Option {
 			set:  func(s *settings, v string) error { return networks(&s.git.deny, v) },
 		},
 	}
+}
+
+// optionalPath reads a path, or nothing.
+func optionalPath(to *string, v string) error {
+	*to = ""
+	if v == "" {
+		return nil
+	}
+	return dir(to, v)
 }
 
 // size reads bytes, with Ki, Mi, Gi or Ti as in Kubernetes.

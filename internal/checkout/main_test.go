@@ -1,7 +1,6 @@
 package checkout_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/datalayer/node-mounts/internal/checkout"
 	"github.com/datalayer/node-mounts/test/gitserver"
+	"github.com/datalayer/node-mounts/test/textlog"
 )
 
 func TestMain(m *testing.M) {
@@ -57,25 +57,8 @@ type world struct {
 	repos string
 	store *checkout.Store
 	root  string
-	log   *syncBuffer
+	log   *textlog.Log
 	clock *clock
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 type clock struct {
@@ -111,7 +94,7 @@ func shortDir(t *testing.T) string {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	return &world{
-		t: t, repos: shortDir(t), root: filepath.Join(shortDir(t), "s"), log: &syncBuffer{},
+		t: t, repos: shortDir(t), root: filepath.Join(shortDir(t), "s"), log: &textlog.Log{},
 		clock: &clock{now: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)},
 	}
 }

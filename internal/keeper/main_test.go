@@ -1,7 +1,6 @@
 package keeper_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/datalayer/node-mounts/internal/keeper"
 	"github.com/datalayer/node-mounts/internal/keeper/keepertest"
+	"github.com/datalayer/node-mounts/test/textlog"
 )
 
 // patience is how long a test waits for what takes milliseconds.
@@ -183,26 +183,9 @@ type world struct {
 	dir    string
 	socket string
 	caches string
-	log    *buffer
+	log    *textlog.Log
 	most   int    // children; 0: as many as a keeper allows
 	stop   func() // ends the keeper and waits for it
-}
-
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // shortDir is a folder that every user can walk, with a path that fits an address.
@@ -222,7 +205,7 @@ func shortDir(t *testing.T) string {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir := shortDir(t)
-	w := &world{t: t, dir: dir, socket: dir + "/s/keeper.sock", caches: dir + "/caches", log: &buffer{}}
+	w := &world{t: t, dir: dir, socket: dir + "/s/keeper.sock", caches: dir + "/caches", log: &textlog.Log{}}
 	if err := os.Mkdir(w.caches, 0o777); err != nil {
 		t.Fatal(err)
 	}

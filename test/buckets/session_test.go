@@ -15,6 +15,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/secret"
 	"github.com/datalayer/node-mounts/internal/simnode"
+	"github.com/datalayer/node-mounts/test/textlog"
 )
 
 const hour = time.Hour
@@ -141,11 +142,11 @@ func TestASecretThatIsTakenAwayIsToldAndOneThatIsRotatedIsUsed(t *testing.T) {
 }
 
 // told are the events of a node, as text.
-type told struct{ lockedBuffer }
+type told struct{ textlog.Log }
 
 // Event implements agent.Events.
 func (e *told) Event(_ plan.Pod, _ bool, reason, message string) {
-	fmt.Fprintln(&e.lockedBuffer, reason, message)
+	fmt.Fprintln(&e.Log, reason, message)
 }
 
 // mountIDs are the kernel's numbers of what stands at the Pod's target.

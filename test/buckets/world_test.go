@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -25,6 +24,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/secret"
 	"github.com/datalayer/node-mounts/internal/simnode"
 	"github.com/datalayer/node-mounts/test/s3test"
+	"github.com/datalayer/node-mounts/test/textlog"
 )
 
 // soak makes the tests that wait for sessions to end and for processes to be killed
@@ -126,25 +126,8 @@ type world struct {
 	secrets *secrets
 	// set changes the bucket settings of the next agent.
 	set func(*bucket.Settings)
-	log *lockedBuffer
+	log *textlog.Log
 	end context.CancelFunc // of the running agent's credentials
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // newWorld starts everything. args are the S3 server's.
@@ -152,7 +135,7 @@ func newWorld(t testing.TB, args ...string) *world {
 	t.Helper()
 	w := &world{
 		t: t, s3: s3test.Start(t, serverProgram, args, bucketName), keeper: keepertest.Start(t),
-		secrets: &secrets{has: map[string]secret.Stored{}}, log: &lockedBuffer{}, set: func(*bucket.Settings) {}, end: func() {},
+		secrets: &secrets{has: map[string]secret.Stored{}}, log: &textlog.Log{}, set: func(*bucket.Settings) {}, end: func() {},
 	}
 	t.Cleanup(func() { w.end() })
 	w.Node = agenttest.NewNode(t)
