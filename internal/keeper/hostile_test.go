@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -402,4 +403,22 @@ func TestAStaleSocketIsReplacedAndNothingElse(t *testing.T) {
 	if _, err := keeper.Listen(path); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Errorf("a file was replaced: %v", err)
 	}
+}
+
+// A keeper closes the connection as soon as it has answered, and about one client in
+// twenty thousand reads at that very moment.
+func TestNoAnswerIsLostAtTheEndOfItsConnection(t *testing.T) {
+	w := newWorld(t)
+	var clients sync.WaitGroup
+	for range 3 {
+		clients.Go(func() {
+			for range 25_000 {
+				if _, err := w.Info(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	clients.Wait()
 }

@@ -203,6 +203,11 @@ func receive(c *net.UnixConn) (b []byte, descriptors rights, err error) {
 	b = make([]byte, maxMessage)
 	oob := make([]byte, unix.CmsgSpace(4*maxRights))
 	n, oobn, flags, _, err := c.ReadMsgUnix(b, oob)
+	if errors.Is(err, io.EOF) && oobn == 0 {
+		// The kernel looks for a packet first, and then whether the other end has closed: of
+		// one that sent and closed in between it says that there is nothing more.
+		n, oobn, flags, _, err = c.ReadMsgUnix(b, oob)
+	}
 	// An empty packet reads as the end of the connection, and may hold descriptors.
 	if oobn > 0 {
 		messages, parseErr := unix.ParseSocketControlMessage(oob[:oobn])
