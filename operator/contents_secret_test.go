@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
 
 	"github.com/datalayer/node-mounts/internal/kube"
 	"github.com/datalayer/node-mounts/internal/kube/servertest"
@@ -83,7 +82,7 @@ func itIsThePods(t *testing.T, o owning) {
 	if len(got.OwnerReferences) != 1 || got.OwnerReferences[0] != want || string(got.Data["token"]) != canary || got.Type != corev1.SecretTypeOpaque {
 		t.Errorf("owners %+v, type %s", got.OwnerReferences, got.Type)
 	}
-	reader := secret.Reader{Source: kube.Secrets{Client: o.admin}, Clock: clock.RealClock{}}
+	reader := secret.Reader{Source: kube.Secrets{Client: o.admin}}
 	ref := secret.Ref{Namespace: namespace, PodUID: string(o.pod.UID), Name: "session"}
 	data, err := reader.Current(t.Context(), ref, "token")
 	if v, _ := data.Value("token"); err != nil || string(v) != canary {

@@ -86,7 +86,7 @@ func run(ctx context.Context, version string, s settings, log *slog.Logger, edit
 		Metrics: recorder, Clock: clock.RealClock{}, Log: log, HostMounts: theNode(procDir).lister(),
 		NFS:       s.exports(),
 		Checkouts: s.checkouts(boot, log),
-		Secrets:   &secret.Reader{Source: kube.Secrets{Client: client}, Clock: clock.RealClock{}},
+		Secrets:   &secret.Reader{Source: kube.Secrets{Client: client}},
 	}
 	if err := errors.Join(s.processes(ctx, &cfg, kube.NewKeeper(client, s.keeper, s.node, s.kubelet).Dial, log), s.tells(ctx, &cfg, version)); err != nil {
 		return err

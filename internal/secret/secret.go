@@ -13,12 +13,11 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"k8s.io/utils/clock"
 )
 
-// PollInterval is how often Watch looks at a Secret: a rotated value takes effect
-// this much later, and one more request, at the latest.
+// PollInterval is how often a Secret in use is read again at least: a rotated value
+// takes effect this much later, and one more request, at the latest. It is not watched:
+// that would need, and show, every Secret of the namespace.
 const PollInterval = 30 * time.Second
 
 // Errors of a Source.
@@ -72,7 +71,6 @@ func refuse(cause error, format string, args ...any) error {
 // Reader reads Secrets for Pods.
 type Reader struct {
 	Source Source
-	Clock  clock.WithTicker
 }
 
 // Current reads the Secret now. keys are those that it must have. Errors:
@@ -111,38 +109,4 @@ func owned(owners []Owner, uid string) bool {
 		}
 	}
 	return false
-}
-
-// Watch calls tell with the Secret's values: at once, and again each time that
-// they have changed or that it is refused in another way than before, until ctx
-// ends. While the API does not answer, what was told last stands. The error is
-// nil or a *RefusedError. tell is called from this goroutine.
-func (r *Reader) Watch(ctx context.Context, ref Ref, tell func(Data, error), keys ...string) error {
-	ticker := r.Clock.NewTicker(PollInterval)
-	defer ticker.Stop()
-	var last Data
-	var lastErr error
-	told := false
-	for {
-		now, err := r.Current(ctx, ref, keys...)
-		if refused := (*RefusedError)(nil); err == nil || errors.As(err, &refused) {
-			if !told || !now.Equal(last) || text(err) != text(lastErr) {
-				tell(now, err)
-				told = true
-			}
-			last, lastErr = now, err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C():
-		}
-	}
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }

@@ -8,11 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
-	"time"
-
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/datalayer/node-mounts/internal/secret"
 )
@@ -21,15 +17,12 @@ const canary = "canary-7f3a91"
 
 // api is Secrets in memory, by namespace/name.
 type api struct {
-	mu   sync.Mutex
 	has  map[string]secret.Stored
 	err  error
 	asks int
 }
 
 func (a *api) Secret(_ context.Context, namespace, name string) (secret.Stored, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	a.asks++
 	if a.err != nil {
 		return secret.Stored{}, a.err
@@ -39,12 +32,6 @@ func (a *api) Secret(_ context.Context, namespace, name string) (secret.Stored, 
 		return secret.Stored{}, secret.ErrNotFound
 	}
 	return s, nil
-}
-
-func (a *api) set(value string, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.has["sandboxes/s"], a.err = stored(value, pod("uid-1")), err
 }
 
 func pod(uid string) secret.Owner { return secret.Owner{APIVersion: "v1", Kind: "Pod", UID: uid} }
@@ -149,82 +136,5 @@ func TestDataIsACopyOnTheWayInAndOnTheWayOut(t *testing.T) {
 	out[0] = 'y'
 	if v, _ := d.Value("k"); string(v) != "v" {
 		t.Errorf("the value became %q", v)
-	}
-}
-
-// told is what Watch told, for a test to wait on.
-type told struct {
-	value string
-	err   error
-}
-
-func TestAWatchTellsARotatedSecretAndARefusalAndNothingElse(t *testing.T) {
-	a := &api{has: map[string]secret.Stored{}}
-	a.set("one", nil)
-	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
-	r := &secret.Reader{Source: a, Clock: clock}
-	ctx, cancel := context.WithCancel(t.Context())
-	news, ended := make(chan told, 10), make(chan error, 1)
-	go func() {
-		ended <- r.Watch(ctx, ref("s"), func(d secret.Data, err error) {
-			v, _ := d.Value("token")
-			news <- told{string(v), err}
-		}, "token")
-	}()
-	next := func(what, value string, refused bool) {
-		t.Helper()
-		select {
-		case n := <-news:
-			if n.value != value || (n.err != nil) != refused {
-				t.Fatalf("%s: told %q, %v", what, n.value, n.err)
-			}
-		case <-time.After(30 * time.Second):
-			t.Fatalf("%s: nothing was told", what)
-		}
-	}
-	// poll lets one interval pass, and waits until the Secret has been asked for.
-	poll := func() {
-		t.Helper()
-		a.mu.Lock()
-		before := a.asks
-		a.mu.Unlock()
-		clock.Step(secret.PollInterval)
-		deadline := time.After(30 * time.Second)
-		for tick := time.NewTicker(time.Millisecond); ; {
-			a.mu.Lock()
-			now := a.asks
-			a.mu.Unlock()
-			if now > before {
-				tick.Stop()
-				return
-			}
-			select {
-			case <-tick.C:
-			case <-deadline:
-				t.Fatal("the Secret was not polled")
-			}
-		}
-	}
-	next("at first", "one", false)
-	poll() // unchanged
-	a.set("two", nil)
-	poll()
-	next("rotated", "two", false)
-	a.set("two", errors.New("connection refused"))
-	poll() // nothing is known: nothing is told
-	a.set("two", secret.ErrForbidden)
-	poll()
-	next("forbidden", "", true)
-	poll() // still
-	a.set("two", nil)
-	poll()
-	next("allowed again", "two", false)
-	poll()
-	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("it ended by %v", err)
-	}
-	if len(news) != 0 {
-		t.Errorf("told as well: %+v", <-news)
 	}
 }

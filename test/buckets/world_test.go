@@ -150,7 +150,7 @@ func (w *world) restart() {
 	w.StopAgent()
 	w.end()
 	client := w.keeper.Client()
-	reader := &secret.Reader{Source: w.secrets, Clock: clock.RealClock{}}
+	reader := &secret.Reader{Source: w.secrets}
 	log := slog.New(slog.NewTextHandler(io.MultiWriter(w.log, os.Stderr), &slog.HandlerOptions{Level: slog.LevelInfo}))
 	settings := bucket.Settings{
 		Program: filesystemProgram, Region: w.s3.Region, EndpointURL: w.s3.Endpoint, PathStyle: true, CA: []byte(w.s3.CA),

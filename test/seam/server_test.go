@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/utils/clock"
-
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/kube"
 	"github.com/datalayer/node-mounts/internal/kube/servertest"
@@ -81,7 +79,7 @@ func secretIsAccepted(t *testing.T, s *servertest.Server, pod operator.Pod) {
 		t.Fatalf("%+v", got)
 	}
 	must(t, operator.OwnSecret(t.Context(), api.CoreV1(), pod, got.Secrets[0].Name, map[string][]byte{"session-token": []byte("value")}))
-	reader := secret.Reader{Source: kube.Secrets{Client: api}, Clock: clock.RealClock{}}
+	reader := secret.Reader{Source: kube.Secrets{Client: api}}
 	ref := secret.Ref{Namespace: pod.Namespace, PodUID: string(pod.UID), Name: got.Mounts[0].Secret}
 	data, err := reader.Current(t.Context(), ref, "session-token")
 	if v, _ := data.Value("session-token"); err != nil || string(v) != "value" {
