@@ -49,7 +49,12 @@ func (e *ServerError) Unwrap() error { return e.Err }
 // ErrNoClient says that the node's kernel cannot mount NFS.
 var ErrNoClient = errors.New("this node's kernel has no NFS client: load its modules (modprobe nfsv4), and install the package that has them where there are none")
 
-const nfsPort = 2049
+// nfsPort is where every version is spoken to. NFS 3 has another service besides,
+// mountd, whose port the server's portmapper tells.
+const (
+	nfsPort        = 2049
+	portmapperPort = 111
+)
 
 // retransmissions within one soft timeout. Over TCP the kernel waits timeo for an
 // answer, and one timeo more after each (nfs_init_timeout_values).
@@ -117,10 +122,19 @@ func refuseServer(host, reason string) error {
 	return &ServerError{Server: host, Reason: reason, Err: ErrServerRefused}
 }
 
-// versions are tried in this order. NFS 3 is not among them: its locks need
-// rpcbind and statd on the node, and without those two sandboxes would both be
-// given the lock that they ask for.
-func versions() []string { return []string{"4.2", "4.1", "4.0"} }
+// version3 is the last to be tried, and for read-only grants alone: its locks need
+// rpcbind and statd on the node. Without those two sandboxes would both be given the
+// lock that they ask for, which is no loss where neither can write.
+const version3 = "3"
+
+// versions are tried in this order.
+func versions(readOnly bool) []string {
+	all := []string{"4.2", "4.1", "4.0"}
+	if readOnly {
+		all = append(all, version3)
+	}
+	return all
+}
 
 // mount mounts the export, attached nowhere. It runs on a goroutine of its own,
 // whose thread enters the node's network and ends with it.
@@ -131,7 +145,7 @@ func (n NFS) mount(table mnt.Table, e export, addresses []netip.Addr, bound time
 	var server, client netip.Addr
 	var err error
 	for _, server = range addresses {
-		if client, err = reach(server, bound/time.Duration(len(addresses))); err == nil {
+		if client, err = reach(server, nfsPort, bound/time.Duration(len(addresses))); err == nil {
 			break
 		}
 	}
@@ -142,10 +156,15 @@ func (n NFS) mount(table mnt.Table, e export, addresses []netip.Addr, bound time
 		// An address of the node's that is not loopback: only the connection tells.
 		return nil, refuseServer(e.host, isNode)
 	}
-	for _, version := range versions() {
+	for _, version := range versions(readOnly) {
+		if version == version3 {
+			if err := portmapper(server, e, bound); err != nil {
+				return nil, err
+			}
+		}
 		var m mnt.Detached
 		m, err = table.Mount(mnt.Filesystem{
-			Type: "nfs4", Source: sourceOf(server, e), Settings: n.settings(server, client, version), ReadOnly: readOnly,
+			Type: driver(version), Source: sourceOf(server, e), Settings: n.settings(server, client, version), ReadOnly: readOnly,
 		}, flags)
 		if err == nil {
 			return m, nil
@@ -155,7 +174,26 @@ func (n NFS) mount(table mnt.Table, e export, addresses []netip.Addr, bound time
 			break
 		}
 	}
-	return nil, explained(e, err)
+	return nil, explained(e, readOnly, err)
+}
+
+// portmapper tries what the kernel asks first where it speaks NFS 3: a firewall that
+// is silent would cost it a thread. Half the bound is left for the mount.
+func portmapper(server netip.Addr, e export, bound time.Duration) error {
+	_, err := reach(server, portmapperPort, bound/2)
+	if err != nil {
+		return &ServerError{Server: e.host, Reason: fmt.Sprintf("%s, and its portmapper, which NFS 3 needs, cannot be reached at %s, port %d: %s",
+			noneOf(versions(false)), server, portmapperPort, reason(err)), Err: err}
+	}
+	return nil
+}
+
+// driver is the version's filesystem, as the kernel calls it.
+func driver(version string) string {
+	if version == version3 {
+		return "nfs"
+	}
+	return "nfs4"
 }
 
 // sourceOf names the export to the kernel, and to whoever reads a mount table.
@@ -171,15 +209,17 @@ func sourceOf(server netip.Addr, e export) string {
 // grant on a superblock of its own: a mount table shows "/" as the root of every
 // NFS mount whatever its export, so the device is all that tells two of them
 // apart, and a read-only grant must not lend its superblock to a writable one.
+//
+// In NFS 3 the kernel also speaks to the portmapper and to mountd. They are told to
+// be at the same address; of what a portmapper answers it takes the port alone.
 func (n NFS) settings(server, client netip.Addr, version string) []mnt.Setting {
 	proto := "tcp"
 	if server.Is6() {
 		proto = "tcp6"
 	}
 	deciseconds := max(1, int(n.SoftTimeout/(retransmissions+1)/(100*time.Millisecond)))
-	return []mnt.Setting{
+	settings := []mnt.Setting{
 		{Key: "addr", Value: server.String()},
-		{Key: "clientaddr", Value: client.String()},
 		{Key: "proto", Value: proto},
 		{Key: "vers", Value: version},
 		{Key: "soft"},
@@ -187,6 +227,14 @@ func (n NFS) settings(server, client netip.Addr, version string) []mnt.Setting {
 		{Key: "retrans", Value: strconv.Itoa(retransmissions)},
 		{Key: "nosharecache"},
 	}
+	if version != version3 {
+		return append(settings, mnt.Setting{Key: "clientaddr", Value: client.String()})
+	}
+	return append(settings,
+		mnt.Setting{Key: "port", Value: strconv.Itoa(nfsPort)}, // or the portmapper is asked for it
+		mnt.Setting{Key: "mountaddr", Value: server.String()},
+		mnt.Setting{Key: "mountproto", Value: proto},
+		mnt.Setting{Key: "nolock"})
 }
 
 func isUnknownVersion(err error) bool {
@@ -194,8 +242,35 @@ func isUnknownVersion(err error) bool {
 	return ok && k.Step == "vers"
 }
 
+// isWithoutModule tells a kernel that lacks a version from a server that does: both
+// say EPROTONOSUPPORT, and only the kernel says this.
+func isWithoutModule(err error) bool {
+	k, ok := errors.AsType[*mnt.KernelError](err)
+	return ok && strings.Contains(k.Words, "Version unavailable")
+}
+
+// noneOf is the second half of a sentence that starts with the server.
+func noneOf(versions []string) string {
+	return fmt.Sprintf("and this node have none of NFS %s in common", strings.Join(versions, ", "))
+}
+
+const upgrade = "turn NFS 4 on at the server"
+
+// noVersion says what to do about a server that was asked for every version.
+func noVersion(readOnly bool, err error) string {
+	switch without := isWithoutModule(err); {
+	case without && readOnly:
+		return noneOf(versions(false)) + ", and this node's kernel has no NFS 3: load its module (modprobe nfsv3), or " + upgrade
+	case without:
+		return noneOf(versions(false)) + ": load the module of this node's kernel (modprobe nfsv4)"
+	case !readOnly:
+		return noneOf(versions(false)) + ", and NFS 3 is for read-only grants alone, because its locks do not hold between sandboxes: grant it read-only, or " + upgrade
+	}
+	return noneOf(versions(true)) + ": " + upgrade
+}
+
 // explained says what the kernel's error means where it means one thing.
-func explained(e export, err error) error {
+func explained(e export, readOnly bool, err error) error {
 	says := ""
 	if k, ok := errors.AsType[*mnt.KernelError](err); ok && k.Words != "" {
 		says = " (" + k.Words + ")"
@@ -211,7 +286,9 @@ func explained(e export, err error) error {
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		return refused("does not let this node mount %s", e.path)
 	case errors.Is(err, unix.EPROTONOSUPPORT), isUnknownVersion(err):
-		return refused("and this node have none of NFS %s in common", strings.Join(versions(), ", "))
+		return refused("%s", noVersion(readOnly, err))
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return refused("has only NFS 3 for this node, and no mountd that its portmapper knows: start it with version 3, or %s", upgrade)
 	case errors.Is(err, unix.ETIMEDOUT):
 		return refused("accepts connections but does not answer: see whether its NFS service runs")
 	case errors.Is(err, unix.ENOTDIR):

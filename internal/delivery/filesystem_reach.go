@@ -42,14 +42,14 @@ func enterHost(proc string) error {
 	return nil
 }
 
-// reach connects to the NFS port of an address and hangs up: a server that is not
+// reach connects to a port of an address and hangs up: a server that is not
 // there is found out within bound, where the kernel's client would take minutes and
 // a thread. It returns the address that the node has on that connection. The calls
 // are made by hand because they have to be made on this thread.
-func reach(server netip.Addr, bound time.Duration) (netip.Addr, error) {
-	family, to := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: nfsPort, Addr: inet4(server)})
+func reach(server netip.Addr, port int, bound time.Duration) (netip.Addr, error) {
+	family, to := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: port, Addr: inet4(server)})
 	if server.Is6() {
-		family, to = unix.AF_INET6, &unix.SockaddrInet6{Port: nfsPort, Addr: server.As16()}
+		family, to = unix.AF_INET6, &unix.SockaddrInet6{Port: port, Addr: server.As16()}
 	}
 	s, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {

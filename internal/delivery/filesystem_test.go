@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,16 +60,19 @@ func network(t *testing.T) (proc string, in func(f func() error)) {
 	return proc, in
 }
 
-// listen opens the NFS port in the namespace. Nobody ever accepts: with a backlog
-// that is full, connections hang.
-func listen(t *testing.T, in func(func() error), backlog int) {
+// Ports of the servers.
+const nfs, portmapper = 2049, 111
+
+// listen opens a port in the namespace. Nobody ever accepts: with a backlog that is
+// full, connections hang.
+func listen(t *testing.T, in func(func() error), port, backlog int) {
 	t.Helper()
 	s := -1
 	in(func() (err error) {
 		if s, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
-		return errors.Join(unix.Bind(s, &unix.SockaddrInet4{Port: 2049}), unix.Listen(s, backlog))
+		return errors.Join(unix.Bind(s, &unix.SockaddrInet4{Port: port}), unix.Listen(s, backlog))
 	})
 	t.Cleanup(func() { unix.Close(s) })
 }
@@ -78,7 +83,7 @@ func filesystem(t *testing.T, b *bench, table mnt.Table, proc string, servers ..
 	allowed, err := delivery.ParseServers(servers)
 	must(t, err)
 	return &delivery.Filesystem{
-		Table: table, Bound: time.Second, Budget: b.bind.Budget,
+		Table: table, Bound: 2 * time.Second, Budget: b.bind.Budget,
 		NFS: delivery.NFS{Servers: allowed, SoftTimeout: 6 * time.Second, HostProc: proc, Resolve: names{
 			"here": {"127.0.0.1"}, "outside": {"203.0.113.7"}, "both": {"::ffff:127.0.0.1", "203.0.113.7"}, "mapped": {"::ffff:169.254.169.254"},
 		}.resolve},
@@ -112,7 +117,12 @@ func exported(t *testing.T, source string, mode grant.Mode) plan.Mount {
 // failsWith delivers and wants a code and words in the answer, and nothing left.
 func failsWith(t *testing.T, b *bench, f *delivery.Filesystem, source string, code grant.Code, says string) {
 	t.Helper()
-	_, err := f.Deliver(t.Context(), b.tree, exported(t, source, grant.ReadWrite))
+	modeFailsWith(t, b, f, source, grant.ReadWrite, code, says)
+}
+
+func modeFailsWith(t *testing.T, b *bench, f *delivery.Filesystem, source string, mode grant.Mode, code grant.Code, says string) {
+	t.Helper()
+	_, err := f.Deliver(t.Context(), b.tree, exported(t, source, mode))
 	if err == nil {
 		t.Fatalf("%s was mounted", source)
 	}
@@ -174,7 +184,7 @@ func TestAServerIsMountedFromOnlyWhereItMayBe(t *testing.T) {
 func TestTheNodeIsNotMountedFromByAnotherAddressOfItsOwnEither(t *testing.T) {
 	b := newBench(t)
 	proc, in := network(t)
-	listen(t, in, 8)
+	listen(t, in, nfs, 8)
 	in(func() error {
 		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -197,7 +207,7 @@ func TestAServerThatIsNotThereCostsTheBoundAndNoThread(t *testing.T) {
 	proc, in := network(t)
 	f := filesystem(t, b, b.table, proc, "127.0.0.1")
 	failsWith(t, b, f, "127.0.0.1:/x", grant.CodeMountFailed, "ECONNREFUSED")
-	listen(t, in, 0)
+	listen(t, in, nfs, 0)
 	in(func() error { // fill the backlog
 		for range 2 {
 			s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -227,7 +237,7 @@ func TestAServerThatIsNotThereCostsTheBoundAndNoThread(t *testing.T) {
 func TestAKernelWithoutAnNFSClientIsTheAnswer(t *testing.T) {
 	b := newBench(t)
 	proc, in := network(t)
-	listen(t, in, 8)
+	listen(t, in, nfs, 8)
 	f := filesystem(t, b, withoutNFS{b.table}, proc, "127.0.0.1")
 	failsWith(t, b, f, "127.0.0.1:/x", grant.CodeMountFailed, "no NFS client: load its modules")
 	must(t, f.Usable(t.Context())) // the node serves everything else
@@ -255,10 +265,10 @@ func (h hanging) Mount(fs mnt.Filesystem, flags mnt.Flags) (mnt.Detached, error)
 func TestAServerThatAcceptsAndNeverAnswersCostsOneThreadAnExportAndFourInAll(t *testing.T) {
 	b := newBench(t)
 	proc, in := network(t)
-	listen(t, in, 100)
+	listen(t, in, nfs, 100)
 	table := hanging{b.table, make(chan struct{})}
 	f := filesystem(t, b, table, proc, "127.0.0.1")
-	f.Bound = 250 * time.Millisecond
+	f.Bound = time.Second
 	for range 2 {
 		for _, export := range strings.Fields("a b c d e f") {
 			failsWith(t, b, f, "127.0.0.1:/"+export, grant.CodeMountFailed, "does not answer")
@@ -269,8 +279,14 @@ func TestAServerThatAcceptsAndNeverAnswersCostsOneThreadAnExportAndFourInAll(t *
 	}
 	close(table.let)
 	f.Bound = 30 * time.Second
-	for end := time.Now().Add(30 * time.Second); b.bind.Budget.Lost() > 0 && time.Now().Before(end); {
-		runtime.Gosched()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for late := time.After(time.Minute); b.bind.Budget.Lost() > 0; {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatal("the threads do not come back")
+		}
 	}
 	_, err := f.Deliver(t.Context(), b.tree, exported(t, "127.0.0.1:/a", grant.ReadWrite))
 	must(t, err)
@@ -304,7 +320,7 @@ func value(fs mnt.Filesystem, key string) string {
 func TestAnExportIsMountedAtTheAddressThatWasCheckedWithItsFlagsAndTheNewestVersion(t *testing.T) {
 	b := newBench(t)
 	proc, in := network(t)
-	listen(t, in, 100)
+	listen(t, in, nfs, 100)
 	a := &asked{Table: b.table, refuse: map[string]error{
 		"4.2": &mnt.KernelError{Step: "create", Err: unix.EPROTONOSUPPORT}, "4.1": &mnt.KernelError{Step: "vers", Err: unix.EINVAL},
 	}}
@@ -340,6 +356,102 @@ func TestAnExportIsMountedAtTheAddressThatWasCheckedWithItsFlagsAndTheNewestVers
 	failsWith(t, b, f, "here:/srv", grant.CodeMountFailed, "has no export /srv for this node (NFS4: Couldn't follow remote path)")
 }
 
+// Refusals as the kernel says them: a server that has not the version, and a kernel
+// that has not its module.
+var (
+	notThere = &mnt.KernelError{Step: "create", Err: unix.EPROTONOSUPPORT}
+	noModule = &mnt.KernelError{Step: "create", Words: "NFS: Version unavailable", Err: unix.EPROTONOSUPPORT}
+)
+
+// asksFor wants the versions that the kernel was asked for since the last look.
+func (a *asked) asksFor(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	for _, fs := range a.fs {
+		got = append(got, value(fs, "vers"))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the kernel was asked for %v, want %v", got, want)
+	}
+	a.fs = nil
+}
+
+func TestAServerThatHasNFS3AloneIsMountedReadOnlyWithoutLocks(t *testing.T) {
+	b := newBench(t)
+	proc, in := network(t)
+	listen(t, in, nfs, 100)
+	listen(t, in, portmapper, 100)
+	a := &asked{Table: b.table, refuse: map[string]error{"4.2": notThere, "4.1": notThere, "4.0": notThere}}
+	f := filesystem(t, b, a, proc, "127.0.0.2") // the node has another address on the connection
+	rec, err := f.Deliver(t.Context(), b.tree, exported(t, "127.0.0.2:/srv/data", grant.ReadOnly))
+	must(t, err)
+	if want := mnt.NoSUID | mnt.NoDev | mnt.ReadOnly | mnt.NoExec; rec.Flags != want || !rec.SameAs(b.place(t)) {
+		t.Errorf("recorded %+v", rec)
+	}
+	three := a.fs[len(a.fs)-1]
+	a.asksFor(t, "4.2", "4.1", "4.0", "3")
+	if three.Type != "nfs" || three.Source != "127.0.0.2:/srv/data" || !three.ReadOnly {
+		t.Errorf("asked for %+v", three)
+	}
+	for key, want := range map[string]string{
+		"addr": "127.0.0.2", "proto": "tcp", "port": "2049", "mountaddr": "127.0.0.2", "mountproto": "tcp", "nolock": "",
+		"soft": "", "timeo": "20", "retrans": "2", "nosharecache": "", "clientaddr": "none",
+	} {
+		if got := value(three, key); got != want {
+			t.Errorf("%s is %q, want %q", key, got, want)
+		}
+	}
+	must(t, f.Alive(t.Context(), b.tree, "target"))
+	must(t, f.Undo(t.Context(), b.tree, "target", false))
+}
+
+func TestNFS3IsAskedForLastAndForNobodyWhoWrites(t *testing.T) {
+	without4 := map[string]error{"4.2": notThere, "4.1": notThere, "4.0": notThere}
+	with := func(vers string, err error) map[string]error {
+		refuse := maps.Clone(without4)
+		refuse[vers] = err
+		return refuse
+	}
+	four, all := []string{"4.2", "4.1", "4.0"}, []string{"4.2", "4.1", "4.0", "3"}
+	for _, c := range []struct {
+		name   string
+		mode   grant.Mode
+		refuse map[string]error
+		says   string
+		asks   []string
+	}{
+		{"a writer", grant.ReadWrite, without4, "none of NFS 4.2, 4.1, 4.0 in common, and NFS 3 is for read-only grants alone, because its locks do not hold between sandboxes: grant it read-only, or turn NFS 4 on at the server", four},
+		{"a writer, and no module for 4", grant.ReadWrite, map[string]error{"4.2": noModule, "4.1": noModule, "4.0": noModule}, "none of NFS 4.2, 4.1, 4.0 in common: load the module of this node's kernel (modprobe nfsv4) (NFS: Version unavailable)", four},
+		{"neither", grant.ReadOnly, with("3", notThere), "none of NFS 4.2, 4.1, 4.0, 3 in common: turn NFS 4 on at the server", all},
+		{"no module for 3", grant.ReadOnly, with("3", noModule), "none of NFS 4.2, 4.1, 4.0 in common, and this node's kernel has no NFS 3: load its module (modprobe nfsv3), or turn NFS 4 on at the server", all},
+		{"4 is there and the export is not", grant.ReadOnly, map[string]error{"4.2": &mnt.KernelError{Step: "create", Err: unix.ENOENT}}, "has no export /srv", four[:1]},
+		{"4.1 is there and the node is not let in", grant.ReadOnly, map[string]error{"4.2": notThere, "4.1": &mnt.KernelError{Step: "create", Err: unix.EACCES}}, "does not let this node mount /srv", four[:2]},
+		{"3 has no mountd", grant.ReadOnly, with("3", &mnt.KernelError{Step: "create", Err: unix.EOPNOTSUPP}), "has only NFS 3 for this node, and no mountd that its portmapper knows: start it with version 3, or turn NFS 4 on at the server", all},
+		{"3 is there and the export is not", grant.ReadOnly, with("3", &mnt.KernelError{Step: "create", Err: unix.ENOENT}), "has no export /srv", all},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			proc, in := network(t)
+			listen(t, in, nfs, 100)
+			listen(t, in, portmapper, 100)
+			a := &asked{Table: b.table, refuse: c.refuse}
+			modeFailsWith(t, b, filesystem(t, b, a, proc, "127.0.0.1"), "here:/srv", c.mode, grant.CodeMountFailed, c.says)
+			a.asksFor(t, c.asks...)
+		})
+	}
+}
+
+// The kernel's own question would wait for as long as a firewall is silent.
+func TestAServerWithoutAPortmapperIsNotAskedForNFS3(t *testing.T) {
+	b := newBench(t)
+	proc, in := network(t)
+	listen(t, in, nfs, 100)
+	a := &asked{Table: b.table, refuse: map[string]error{"4.2": notThere, "4.1": notThere, "4.0": notThere}}
+	modeFailsWith(t, b, filesystem(t, b, a, proc, "127.0.0.1"), "here:/srv", grant.ReadOnly, grant.CodeMountFailed,
+		"none of NFS 4.2, 4.1, 4.0 in common, and its portmapper, which NFS 3 needs, cannot be reached at 127.0.0.1, port 111: ECONNREFUSED")
+	a.asksFor(t, "4.2", "4.1", "4.0")
+}
+
 func TestWhatSecretsAreRefusedByIsTheirCode(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -358,7 +470,7 @@ func TestWhatSecretsAreRefusedByIsTheirCode(t *testing.T) {
 func TestATableInMemoryDeliversExportsAsWell(t *testing.T) {
 	b := newBench(t)
 	proc, in := network(t)
-	listen(t, in, 8)
+	listen(t, in, nfs, 8)
 	table := mnttest.New()
 	f := filesystem(t, b, table, proc, "127.0.0.1")
 	rec, err := f.Deliver(t.Context(), b.tree, exported(t, "here:/srv", grant.ReadWrite))

@@ -35,6 +35,8 @@ func folder(t *testing.T, env string) string {
 	return dir
 }
 
+func kernel(t *testing.T) string { return filepath.Join(folder(t, kernelsEnv), "6.1") }
+
 // run boots a machine with this binary in role. The test is what its chapters are.
 func run(t *testing.T, role string, files map[string]string, modules ...string) {
 	t.Helper()
@@ -44,7 +46,7 @@ func run(t *testing.T, role string, files map[string]string, modules ...string) 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	got, err := vm.Machine{
-		Kernel: filepath.Join(folder(t, kernelsEnv), "6.1"), Modules: modules, Files: files,
+		Kernel: kernel(t), Modules: modules, Files: files,
 		Command: []string{"/bin/nfs.test", role}, MemoryMiB: 1024,
 	}.Run(ctx)
 	must(t, err)
@@ -60,10 +62,10 @@ func server(t *testing.T) map[string]string {
 	t.Helper()
 	debs, etc := folder(t, debsEnv), t.TempDir()
 	for name, text := range map[string]string{
-		"services": "nfs 2049/tcp\n", "protocols": "tcp 6 TCP\nudp 17 UDP\n",
+		"services": "nfs 2049/tcp\nsunrpc 111/tcp portmapper\n", "protocols": "tcp 6 TCP\nudp 17 UDP\n",
 		"netconfig": "tcp tpi_cots_ord v inet tcp - -\nudp tpi_clts v inet udp - -\n" +
-			"tcp6 tpi_cots_ord v inet6 tcp - -\nudp6 tpi_clts v inet6 udp - -\n",
-		"passwd": "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n", "group": "root:x:0:\nnogroup:x:65534:\n",
+			"tcp6 tpi_cots_ord v inet6 tcp - -\nudp6 tpi_clts v inet6 udp - -\nlocal tpi_cots_ord - loopback - - -\n",
+		"passwd": "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n_rpc:x:100:65534::/:/bin/sh\n", "group": "root:x:0:\nnogroup:x:65534:\n",
 		"hosts": "127.0.0.1 localhost\n::1 localhost\n", "nfs.conf": "",
 		"exports": "/srv 127.0.0.1(rw,fsid=0,no_subtree_check,no_root_squash,insecure,sec=sys) " +
 			"::1(rw,fsid=0,no_subtree_check,no_root_squash,insecure,sec=sys)\n" +
@@ -72,9 +74,15 @@ func server(t *testing.T) map[string]string {
 		must(t, os.WriteFile(filepath.Join(etc, name), []byte(text), 0o644))
 	}
 	files := map[string]string{"/etc": etc}
-	for _, program := range []string{"rpc.nfsd", exporter, "rpc.mountd"} {
-		add(t, files, debs, "/usr/sbin/"+program)
+	for _, program := range []string{"/usr/sbin/rpc.nfsd", "/usr/sbin/" + exporter, "/usr/sbin/rpc.mountd", "/sbin/rpcbind"} {
+		add(t, files, debs, program)
 	}
+	modules, err := filepath.Glob(filepath.Join(kernel(t), "lib/modules/*/kernel/fs/nfs/nfsv3.ko"))
+	must(t, err)
+	if len(modules) != 1 {
+		t.Fatalf("the kernel has %d modules nfsv3", len(modules))
+	}
+	files[client3] = modules[0]
 	return files
 }
 

@@ -3,6 +3,7 @@ package nfs
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,10 +20,15 @@ const (
 	silent = "127.0.0.2"
 	// exporter is the program that reads /etc/exports.
 	exporter = "exportfs" //nolint:misspell // its name
+	// client3 is the module of the client's version 3, which is loaded in the middle of
+	// the story.
+	client3 = "/nfsv3.ko"
+
+	nfsPort, portmapperPort = 2049, 111
 )
 
 // startServer exports /srv, and /srv/squash where root is nobody. It is version 4
-// alone: 3 needs a portmapper.
+// alone: 3 needs a portmapper, which only the last chapter starts.
 func startServer() error {
 	if err := errors.Join(exports(), unix.Mount("nfsd", nfsdDir, "nfsd", 0, "")); err != nil {
 		return err
@@ -104,6 +110,50 @@ func nfsd(versions ...string) []string {
 	return append(append([]string{"-H", address, "-H", address6, "-N", "3", "-U"}, versions...), "4")
 }
 
+// version3 are the settings of a server that has no other.
+func version3() []string { return []string{"-V", "3", "-N", "4"} }
+
+// startPortmapper runs rpcbind, where version 3 looks for the ports of its services.
+func startPortmapper() (*exec.Cmd, error) {
+	cmd := exec.Command("rpcbind", "-f")
+	err := onNode(cmd.Start)
+	return cmd, err
+}
+
+// isOpen tells whether something listens at the server's address.
+func isOpen(port int) bool {
+	return onNode(func() error {
+		s, at, err := socket(address, port)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(s)
+		return unix.Connect(s, at)
+	}) == nil
+}
+
+// socket makes one for the address.
+func socket(host string, port int) (fd int, at unix.Sockaddr, err error) {
+	a, family := netip.MustParseAddr(host), unix.AF_INET6
+	if a.Is4() {
+		family, at = unix.AF_INET, &unix.SockaddrInet4{Port: port, Addr: a.As4()}
+	} else {
+		at = &unix.SockaddrInet6{Port: port, Addr: a.As16()}
+	}
+	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	return fd, at, err
+}
+
+// loadClient3 does what modprobe does on a node.
+func loadClient3() error {
+	f, err := os.Open(client3)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.FinitModule(int(f.Fd()), "", 0)
+}
+
 func resumeServer(versions ...string) error {
 	return errors.Join(
 		onNode(func() error { return command("rpc.nfsd", nfsd(versions...)...) }),
@@ -134,12 +184,15 @@ func link(up bool) error {
 
 // listenSilently accepts connections in the kernel, and nobody reads them. The
 // descriptor ends it.
-func listenSilently() (fd int, err error) {
+func listenSilently(host string, port int) (fd int, err error) {
 	err = onNode(func() error {
-		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		var at unix.Sockaddr
+		if fd, at, err = socket(host, port); err != nil {
 			return err
 		}
-		return errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Port: 2049, Addr: [4]byte{127, 0, 0, 2}}), unix.Listen(fd, 100))
+		return errors.Join(
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), // whoever was here before has just gone
+			unix.Bind(fd, at), unix.Listen(fd, 100))
 	})
 	return fd, err
 }

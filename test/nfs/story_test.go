@@ -49,6 +49,7 @@ func chapters() []testing.InternalTest {
 		{Name: "a server that stops is EIO and not a hang, and comes back", F: stops},
 		{Name: "a mount of a server that is gone is revoked", F: revokedWhileGone},
 		{Name: "a network that goes is EIO too, and comes back", F: unplugged},
+		{Name: "a server of version 3 alone is for those who only read", F: onlyVersion3},
 	}
 }
 
@@ -200,7 +201,7 @@ func mountLine(t *testing.T, c *simnode.Container) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", c.PID()))
 	must(t, err)
 	for line := range strings.Lines(string(text)) {
-		if strings.Contains(line, " nfs4 ") {
+		if strings.Contains(line, " - nfs") {
 			return line
 		}
 	}
@@ -233,20 +234,26 @@ func readOnly(t *testing.T) {
 				t.Errorf("%s: writing %s: %v", path, file, err)
 			}
 		}
-		other := filepath.Join(t.TempDir(), "other")
-		must(t, os.Mkdir(other, 0o755))
-		must(t, unix.Mount(filepath.Join(n.Root, "pods", p.UID, "data"), other, "", unix.MS_BIND, ""))
-		must(t, unix.Mount("", other, "", unix.MS_BIND|unix.MS_REMOUNT, ""))
-		if err := os.WriteFile(filepath.Join(other, "x"), nil, 0o644); !errors.Is(err, unix.EROFS) {
-			t.Errorf("%s: writing through another mount: %v", path, err)
-		}
-		must(t, unix.Unmount(other, 0))
+		notThroughAnother(t, n, p)
 		p.Grant()
 		p.MustAnswer(grant.StateReady, []string{}, map[string]grant.Code{})
 		must(t, p.Ctr.Stop())
 		n.API.Delete(p.UID)
 		p.Pass()
 	}
+}
+
+// notThroughAnother wants a superblock that is read-only, whatever a mount of it says.
+func notThroughAnother(t *testing.T, n *agenttest.Node, p *agenttest.Pod) {
+	t.Helper()
+	other := filepath.Join(t.TempDir(), "other")
+	must(t, os.Mkdir(other, 0o755))
+	must(t, unix.Mount(filepath.Join(n.Root, "pods", p.UID, "data"), other, "", unix.MS_BIND, ""))
+	must(t, unix.Mount("", other, "", unix.MS_BIND|unix.MS_REMOUNT, ""))
+	if err := os.WriteFile(filepath.Join(other, "x"), nil, 0o644); !errors.Is(err, unix.EROFS) {
+		t.Errorf("%s: writing through another mount: %v", p.UID, err)
+	}
+	must(t, unix.Unmount(other, 0))
 }
 
 func refused(t *testing.T) {
@@ -302,7 +309,7 @@ func older(t *testing.T) {
 
 func neverAnswers(t *testing.T) {
 	n := node(t)
-	fd, err := listenSilently()
+	fd, err := listenSilently(silent, nfsPort)
 	must(t, err)
 	n.Home("users/ada", 0o777, "note")
 	stuck, other := n.RunningPod("stuck"), n.RunningPod("other")
@@ -496,7 +503,7 @@ func revokedWhileGone(t *testing.T) {
 // server either: something listens where one would be.
 func withoutClient(t *testing.T) {
 	n := node(t)
-	fd, err := listenSilently()
+	fd, err := listenSilently(silent, nfsPort)
 	must(t, err)
 	defer unix.Close(fd)
 	n.Home("users/ada", 0o777)
