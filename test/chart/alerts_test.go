@@ -35,7 +35,8 @@ func promtool(t *testing.T, stdin io.Reader, args ...string) {
 	}
 }
 
-const withAlerts = "monitoring: {prometheusRule: true, runbookBaseUrl: 'https://books.example.org/'}"
+// withAlerts are the values for every alert.
+const withAlerts = "{monitoring: {prometheusRule: true, runbookBaseUrl: 'https://books.example.org/'}, nodeMountGateway: {" + buckets + "}}"
 
 // ruleFile writes the alerts as Prometheus itself reads them.
 func ruleFile(t *testing.T) string {
@@ -91,7 +92,7 @@ func TestAlertsAskForMetricsThatAreServed(t *testing.T) {
 
 func TestEveryAlertHasItsRunbook(t *testing.T) {
 	const books = "../../docs/runbooks"
-	alerts := must(t, least, "monitoring: {prometheusRule: true}").rules.alerts()
+	alerts := must(t, least, "{monitoring: {prometheusRule: true}, nodeMountGateway: {"+buckets+"}}").rules.alerts()
 	known := map[string]bool{"README.md": true}
 	for _, a := range alerts {
 		known[a.Alert+".md"] = true
@@ -115,6 +116,15 @@ func TestEveryAlertHasItsRunbook(t *testing.T) {
 	for _, p := range pages {
 		if !known[p.Name()] {
 			t.Errorf("no alert leads to docs/runbooks/%s", p.Name())
+		}
+	}
+}
+
+// Without buckets there is no keeper that could be missing.
+func TestNobodyIsWarnedOfAKeeperThatIsNotInstalled(t *testing.T) {
+	for _, a := range must(t, least, "monitoring: {prometheusRule: true}").rules.alerts() {
+		if strings.Contains(a.Alert+a.Expr, "eeper") {
+			t.Errorf("there is %s: %s", a.Alert, a.Expr)
 		}
 	}
 }
