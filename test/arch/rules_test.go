@@ -37,7 +37,7 @@ func rules() []rule {
 			kubernetes,
 		},
 		{
-			"Helm is used in internal/install and by the chart's tests alone",
+			"Helm is used in internal/install and by the tests of the chart and of the node alone",
 			"its library doubles the size of a program; the agent, whose image every node pulls, must not have it",
 			helmInstalls,
 		},
@@ -155,7 +155,7 @@ func kubernetes(s source) []string {
 // helmInstalls keeps Helm, and what brings it along, out of everything but the
 // command line.
 func helmInstalls(s source) []string {
-	if s.in("internal/install", "test/chart", "charts") {
+	if s.in("internal/install", "test/chart", "test/e2e", "charts") {
 		return nil
 	}
 	return importsOf(s, func(p string) bool {

@@ -1,8 +1,10 @@
 package e2e_test
 
 import (
+	"net/http"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,10 +22,18 @@ func TestRepositoriesOnARealNode(t *testing.T) {
 	w := newWorld(t, setup{bare: true})
 	root := t.TempDir()
 	at := netip.MustParseAddrPort(w.Address() + ":" + freePort(t, w.Address()))
-	server := &gitserver.HTTPS{Username: "x-access-token", Password: "canary-ab12cd", At: at}
+	answer := make(chan struct{})
+	letGo := sync.OnceFunc(func() { close(answer) })
+	server := &gitserver.HTTPS{Username: "x-access-token", Password: "canary-ab12cd", At: at, Hold: func(r *http.Request) {
+		select {
+		case <-answer:
+		case <-r.Context().Done():
+		}
+	}}
 	repo := gitserver.NewRepository(t, root, "team/private.git")
 	commit := repo.Files("main", map[string]string{"README.md": "read me\n", "run.sh*": "#!/bin/sh\necho ran\n"})
 	server.Start(t, root)
+	t.Cleanup(letGo) // where the test ends early
 	_, err := w.api.CoreV1().ConfigMaps(system).Create(within(t, time.Minute), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "git-ca"}, Data: map[string]string{"ca.crt": string(server.CA())},
 	}, metav1.CreateOptions{})
@@ -36,6 +46,10 @@ func TestRepositoriesOnARealNode(t *testing.T) {
 			Kind: grant.KindGit, Source: server.URL(repo.Name), Revision: commit, Target: "code", Mode: grant.ReadWrite, AllowExec: true, Secret: p.Name,
 		}
 	}
+	w.crashesInMidGrant(t, func(p *corev1.Pod) grant.Mount {
+		w.secretOf(t, p, map[string][]byte{"token": []byte(server.Password)})
+		return code(p)
+	}, letGo)
 	var pods []*corev1.Pod
 	for _, name := range []string{"first", "second"} {
 		p := w.run(t, pooled(t, name, nil))
@@ -52,7 +66,7 @@ func TestRepositoriesOnARealNode(t *testing.T) {
 		pods = append(pods, p)
 	}
 	if n := server.Count("objects"); n != 1 {
-		t.Errorf("two Pods cost %d fetches, want 1", n)
+		t.Errorf("three Pods cost %d fetches, want 1", n)
 	}
 
 	stranger := w.run(t, pooled(t, "stranger", nil))

@@ -21,6 +21,8 @@ func TestTheLifeOfAPodWithFolders(t *testing.T) {
 	}{
 		{"a folder comes and goes in a running Pod", comesAndGoes},
 		{"verify finds nothing to complain about and proves it", verified},
+		{"the chart's own test passes, and fails without an agent", testedByHelm},
+		{"Helm takes an upgrade back under a running Pod", rolledBack},
 		{"the command line grants, shows and revokes", byHand},
 		{"a container that crashes has its folders again", crashes},
 		{"what is saved after the deletion is on the claim", savesAtTheEnd},
