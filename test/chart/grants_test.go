@@ -118,6 +118,7 @@ func TestThePoliciesOnARealAPIServer(t *testing.T) {
 	t.Run("only writers grant, and only the node's agent answers", func(t *testing.T) { patches(t, j) })
 	t.Run("a Pod is not born with a grant", func(t *testing.T) { grantsAtCreation(t, j) })
 	t.Run("there is no side door", func(t *testing.T) { grantsByTheSideDoors(t, j) })
+	t.Run("a sandbox's account touches no agent", func(t *testing.T) { agentsAreNotTouched(t, j) })
 	t.Run("with no list of writers", func(t *testing.T) { withoutAList(t, j) })
 	t.Run("the API server takes every object", func(t *testing.T) { everyObject(t, j) })
 	t.Run("the test's account reads what verify reads", func(t *testing.T) { testsAccount(t, j) })

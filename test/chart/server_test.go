@@ -44,7 +44,7 @@ func newJudge(t *testing.T, values ...string) *judge {
 	server := servertest.Start(t)
 	j := &judge{admin: server.Client(t), config: server.Admin}
 	ctx := t.Context()
-	for _, name := range []string{runtimes, "elsewhere"} {
+	for _, name := range []string{namespace, runtimes, "elsewhere"} {
 		_, err := j.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		ok(t, err)
 	}
@@ -84,6 +84,13 @@ func (j *judge) apply(t *testing.T, r rendered) {
 		p := pod("sentinel-ready")
 		p.Annotations = map[string]string{names.Ready: "{}"}
 		return j.create(ctx, j.as(t, user{}), runtimes, p, true)
+	})
+	_, err := j.admin.CoreV1().Pods(namespace).Create(ctx, pod(fullname+"-sentinel"), metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	j.await(t, "the agents' policy", func(ctx context.Context) error {
+		return j.as(t, serviceAccount(runtimes, "datalayer-runtimes-sa", "")).CoreV1().Pods(namespace).Delete(ctx, fullname+"-sentinel", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 	})
 	j.await(t, "the Pods' policy", func(ctx context.Context) error {
 		p := gatewayPod()

@@ -323,3 +323,39 @@ func TestNotesEndInTheVerifyCommand(t *testing.T) {
 		t.Errorf("they end in %q", notes[max(0, len(notes)-60):])
 	}
 }
+
+// Names that are numbers or words of YAML stay names.
+func TestNamesThatLookLikeOtherThings(t *testing.T) {
+	for _, name := range []string{"123", "1e3", "0x1f", "true", "no", "null", "y"} {
+		t.Run(name, func(t *testing.T) {
+			r := must(t, fmt.Sprintf(`
+fullnameOverride: "%[1]s"
+image: {repository: "%[1]s", tag: "30"}
+imagePullSecrets: [{name: "%[1]s"}]
+priorityClassName: "%[1]s"
+nodeSelector: {pool: "%[1]s"}
+claimHolder: {enabled: true}
+nodeMountGateway:
+  enabled: true
+  sharedFilesystemClaim: "%[1]s"
+  namespace: "%[1]s"
+  credentials: true
+  buckets: true
+  repositories: true
+  git: {caConfigMap: "%[1]s"}
+  s3: {caConfigMap: "%[1]s"}
+monitoring: {prometheusRule: true, runbookBaseUrl: "https://books.example.org"}
+`, name))
+			for _, role := range all[*rbacv1.RoleBinding](r.objects) {
+				if role.Namespace != name && role.Namespace != namespace {
+					t.Errorf("%s is in the namespace %q", role.Name, role.Namespace)
+				}
+			}
+			for _, ds := range all[*appsv1.DaemonSet](r.objects) {
+				if !strings.HasPrefix(ds.Name, name) || ds.Spec.Template.Spec.Containers[0].Image != name+":30" {
+					t.Errorf("%s runs %s", ds.Name, ds.Spec.Template.Spec.Containers[0].Image)
+				}
+			}
+		})
+	}
+}

@@ -13,7 +13,7 @@ What the schema cannot say. Each refusal is one sentence with what to do. daemon
 {{- include "node-mounts.checkPaths" . -}}
 {{- include "node-mounts.checkMemory" . -}}
 {{- include "node-mounts.checkBuckets" . -}}
-{{- range $name, $actions := dict "grants" .Values.admission.grants.actions "pods" .Values.admission.pods.actions -}}
+{{- range $name, $actions := dict "agents" .Values.admission.agents.actions "grants" .Values.admission.grants.actions "pods" .Values.admission.pods.actions -}}
 {{- if and (has "Deny" $actions) (has "Warn" $actions) -}}
 {{- fail (printf "admission.%s.actions has Deny and Warn: a denied request needs no warning, so name one of them" $name) -}}
 {{- end -}}
@@ -95,6 +95,15 @@ kubelet; the agent refuses to start on them.
   (list "nodeMountGateway.root" $root "kubeletDir" $kubelet)
   (list "nodeMountGateway.sharedFilesystemMountPath" $shared "kubeletDir" $kubelet)
 -}}
+{{- /* What the container has there, its program among it, would be hidden by the volume; or the node's own would be shared. */ -}}
+{{- $taken := list "/bin" "/boot" "/dev" "/etc" "/lib" "/lib64" "/proc" "/sbin" "/sys" "/tmp" "/usr" -}}
+{{- range $name, $path := dict "nodeMountGateway.root" $root "nodeMountGateway.sharedFilesystemMountPath" $shared "kubeletDir" $kubelet -}}
+{{- range $taken -}}
+{{- if hasPrefix (printf "%s/" .) (printf "%s/" $path) -}}
+{{- fail (printf "%s (%s) lies in %s, which is the system's: give it a folder of its own, beneath /var or /mnt" $name $path .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.nodeMountGateway.repositories (gt (len $root) 60) -}}
 {{- fail (printf "nodeMountGateway.root (%s) is longer than 60 characters: with repositories, sockets lie beneath it, whose names the kernel limits" $root) -}}
 {{- end -}}

@@ -5,7 +5,7 @@
 
 {{- define "node-mounts.selector" -}}
 app.kubernetes.io/name: node-mounts
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- /* Whether a kind is served whose filesystem is a process: true, or nothing. */ -}}
@@ -128,7 +128,7 @@ from other values, and an agent whose tenants can bring it to its limit is resta
 {{- /* Where Pods of all DaemonSets run. */ -}}
 {{- define "node-mounts.placement" -}}
 {{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector:
@@ -153,7 +153,7 @@ imagePullSecrets:
 {{- with .Values.nodeMountGateway.namespace -}}
 namespaceSelector:
   matchLabels:
-    kubernetes.io/metadata.name: {{ . }}
+    kubernetes.io/metadata.name: {{ . | quote }}
 {{- else -}}
 namespaceSelector: {}
 {{- end -}}
