@@ -6,8 +6,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -264,40 +264,61 @@ func TestAWaitSurvivesEveryEndOfAWatch(t *testing.T) {
 	}
 }
 
-// counting counts the watches that are begun.
-type counting struct {
-	next    http.RoundTripper
-	watches atomic.Int32
-	begun   chan struct{}
+// short ends watches soon after they have begun, as the timeout of a client does that
+// is for every request, and counts them. What else is asked has the time it takes.
+type short struct {
+	next  http.RoundTripper
+	begun chan struct{}
 }
 
-func (c *counting) RoundTrip(r *http.Request) (*http.Response, error) {
-	if strings.Contains(r.URL.RawQuery, "watch=") {
-		c.watches.Add(1)
-		c.begun <- struct{}{}
+func (c *short) RoundTrip(r *http.Request) (*http.Response, error) {
+	if !strings.Contains(r.URL.RawQuery, "watch=") {
+		return c.next.RoundTrip(r)
 	}
-	return c.next.RoundTrip(r)
+	c.begun <- struct{}{}
+	ctx, end := context.WithCancel(r.Context())
+	answer, err := c.next.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		end()
+		return nil, err
+	}
+	time.AfterFunc(50*time.Millisecond, end)
+	answer.Body = shortBody{answer.Body, ctx}
+	return answer, nil
 }
 
 // WrappedRoundTripper lets client-go cancel requests.
-func (c *counting) WrappedRoundTripper() http.RoundTripper { return c.next }
+func (c *short) WrappedRoundTripper() http.RoundTripper { return c.next }
+
+// shortBody ends with a timeout.
+type shortBody struct {
+	io.ReadCloser
+	time context.Context
+}
+
+func (b shortBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && b.time.Err() != nil {
+		err = os.ErrDeadlineExceeded
+	}
+	return n, err
+}
 
 func waitSurvivesWatchesThatEnd(t *testing.T, s *servertest.Server) {
 	cfg := rest.CopyConfig(s.Admin)
-	cfg.Timeout = 200 * time.Millisecond // of every request, a watch too
-	count := &counting{begun: make(chan struct{}, 1000)}
+	watches := &short{begun: make(chan struct{}, 1000)}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		count.next = next
-		return count
+		watches.next = next
+		return watches
 	})
-	short, err := kubernetes.NewForConfig(cfg)
+	api, err := kubernetes.NewForConfig(cfg)
 	must(t, err)
 	p := newPod(t, s.Client(t), "watched")
 	asked := p.grants(home("ada"))
-	p.client = operator.New(short.CoreV1(), names)
+	p.client = operator.New(api.CoreV1(), names)
 	result := p.waits(asked)
 	for range 3 {
-		<-count.begun
+		<-watches.begun
 	}
 	p.answer(ready(asked, "ada"))
 	if st, err := result(); err != nil || st.State != grant.StateReady {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -26,6 +25,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
 	"github.com/datalayer/node-mounts/internal/kube/kubetest"
 	"github.com/datalayer/node-mounts/internal/simnode"
+	"github.com/datalayer/node-mounts/test/ports"
 )
 
 const (
@@ -52,20 +52,6 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
-}
-
-// freePort returns a port that nobody has.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err := errors.Join(err, l.Close()); err != nil {
-		t.Fatal(err)
-	}
-	return port
 }
 
 func kubeconfig(t *testing.T, server string) string {
@@ -98,7 +84,7 @@ type agentProcess struct {
 // start starts the agent on the node.
 func start(t *testing.T, n *simnode.Node, config string, more ...string) *agentProcess {
 	t.Helper()
-	port := freePort(t)
+	port := ports.Free(t, "")
 	cmd := exec.Command("/proc/self/exe", append(agenttest.Flags(n, "node-a", "runtimes", config),
 		append([]string{"--health-port", port, "--log-level", "debug", "--events", "false"}, more...)...)...)
 	cmd.Env = append(os.Environ(), agentEnv+"=1")
@@ -308,7 +294,7 @@ func TestWithoutTheAPITheAgentRunsAndIsNotReady(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	a := start(t, node, kubeconfig(t, "http://127.0.0.1:"+freePort(t)))
+	a := start(t, node, kubeconfig(t, "http://127.0.0.1:"+ports.Free(t, "")))
 	a.Says("cannot be watched")
 	if status, body := a.get("/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "not been listed") {
 		t.Errorf("/readyz: %d %s", status, body)
@@ -320,7 +306,7 @@ func TestWithoutTheAPITheAgentRunsAndIsNotReady(t *testing.T) {
 	if status := a.Stop(); status != 0 {
 		t.Errorf("the agent ended with status %d", status)
 	}
-	if took := time.Since(began); took > 10*time.Second {
+	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("it took %v to stop", took)
 	}
 }

@@ -7,10 +7,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -88,14 +88,20 @@ func startHalfway(t *testing.T, p *program) (output *os.File) {
 	must(t, p.Start())
 	t.Cleanup(func() { _ = p.Process.Kill() })
 	in.Close()
-	for len(p.left(t)) == 0 {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for late := time.After(time.Minute); len(p.left(t)) == 0; {
 		var info unix.Siginfo
 		err := unix.Waitid(unix.P_PID, p.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
 		if must(t, err); info.Signo != 0 {
 			_ = p.Wait()
 			t.Fatalf("%v: %s", p.ProcessState, p.errs.String())
 		}
-		runtime.Gosched()
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatal("it makes no node")
+		}
 	}
 	return output
 }

@@ -311,10 +311,11 @@ func TestACloneThatNobodyAsksForAnyMoreEnds(t *testing.T) {
 			t.Parallel()
 			held := newStall()
 			ended := make(chan struct{})
+			cut := sync.OnceFunc(func() { close(ended) })
 			n := newGitNode(t, &gitserver.HTTPS{Hold: func(r *http.Request) {
 				held.hold(r)
 				if r.Context().Err() != nil {
-					close(ended)
+					cut() // of the first, and of those that the test's end ends
 				}
 			}})
 			defer held.let()

@@ -126,8 +126,11 @@ func clean(t testing.TB, n *agenttest.Node, p *agenttest.Pod) {
 // what they are open on is busy.
 func tearDown(t testing.TB, p *agenttest.Pod) {
 	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
 	how, err := p.TearDownVolume()
-	for end := time.Now().Add(2 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
+	for end := time.Now().Add(patience); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
+		<-tick.C
 		how, err = p.TearDownVolume()
 	}
 	if how == "disk" || err != nil {

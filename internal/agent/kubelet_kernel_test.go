@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -187,9 +188,9 @@ func TestAReleaseAndKubeletsTeardownMayRace(t *testing.T) {
 		p.MustAnswer(grant.StateReady, []string{"u1", "u2"}, nil)
 		must(t, p.Ctr.Stop())
 		n.API.Delete(p.UID)
-		done := make(chan error)
+		done := make(chan error, 1)
 		go func() {
-			for {
+			for t.Context().Err() == nil {
 				_, err := p.TearDownVolume()
 				if !errors.Is(err, unix.EBUSY) {
 					done <- err
@@ -198,9 +199,13 @@ func TestAReleaseAndKubeletsTeardownMayRace(t *testing.T) {
 			}
 		}()
 		// Its unmounts are busy while kubelet looks at the same moment.
-		for {
-			if _, err := n.Agent.Reconcile(t.Context(), p.UID); err == nil {
+		for late := time.Now().Add(patience); ; {
+			_, err := n.Agent.Reconcile(t.Context(), p.UID)
+			if err == nil {
 				break
+			}
+			if time.Now().After(late) {
+				t.Fatalf("it is not released: %v", err)
 			}
 		}
 		must(t, <-done)

@@ -262,7 +262,7 @@ func (w *world) await(uid string) {
 		}
 		select {
 		case <-asked:
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			w.t.Fatalf("nobody asks for a pass over %s", uid)
 		}
 	}

@@ -52,11 +52,25 @@ func (b *bindCounter) Bind(source, target *beneath.Dir, flags mnt.Flags) (mnt.Re
 // eventually waits for ok, as long as something else has not ended.
 func eventually(t testing.TB, what string, ended <-chan struct{}, ok func() bool) {
 	t.Helper()
-	for !ok() {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for late := time.After(time.Minute); ; {
+		over := false
 		select {
 		case <-ended:
-			t.Fatalf("it ended before: %s", what)
+			over = true // and what has come before counts
 		default:
+		}
+		if ok() {
+			return
+		}
+		if over {
+			t.Fatalf("it ended before: %s", what)
+		}
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }

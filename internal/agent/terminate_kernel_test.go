@@ -47,7 +47,7 @@ func TestATerminatingPodSavesIntoItsHomeAndIsReleasedWhenItsLastProcessEnds(t *t
 	must(t, pause.Stop())
 	select {
 	case <-enqueued:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("nobody noticed the end of the last process")
 	}
 	if !n.API.Queued(p.UID) {
@@ -150,7 +150,7 @@ func TestAnAgentThatComesBackKeepsTheMountsOfATerminatingPod(t *testing.T) {
 	must(t, p.Ctr.Stop())
 	select {
 	case <-enqueued:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("nobody noticed the end of the last process")
 	}
 	p.Pass()

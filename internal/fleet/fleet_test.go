@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -139,9 +140,13 @@ func TestWhatMayNotBeLookedAtIsSaidAndTheAgentsAreFoundAllTheSame(t *testing.T) 
 }
 
 func TestANodeThatHangsOrHasNoAgentCostsTheOthersNothing(t *testing.T) {
+	synctest.Test(t, hangsAmongOthers) // time passes where all others have answered
+}
+
+func hangsAmongOthers(t *testing.T) {
 	var f fleettest.Fleet
 	broken := errors.New("the connection broke")
-	f.Hangs("node-a")
+	defer f.Hangs("node-a")() // no goroutine may be left in there
 	f.Answers(nodeview.Node{Node: "node-b", Leaked: 1})
 	f.Fails("node-c", broken)
 	f.Missing("node-d", "no Pod of the DaemonSet is on it")

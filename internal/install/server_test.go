@@ -442,8 +442,8 @@ func hopeless(t *testing.T, _ *servertest.Server, p *place) {
 
 func pulled(t *testing.T, _ *servertest.Server, p *place) {
 	p.set(func(n *nodes) { n.waits = map[string]string{"two": "ErrImagePull: the registry is away"} })
-	// Where the time is over before the tries are.
-	p.request.Timeout = 2 * time.Second
+	// Where the time is over before the tries are. What there is to see is seen before.
+	p.request.Timeout = 8 * time.Second
 	report, err := p.cluster.Install(t.Context(), p.request)
 	if two := p.row(t, report, "two"); !errors.Is(err, verify.ErrFailed) || !strings.Contains(two.Detail, "in time: ErrImagePull: the registry is away") || !strings.Contains(two.Hint, "image.repository") {
 		t.Errorf("%v\n%+v", err, two)
@@ -508,7 +508,7 @@ func interrupted(t *testing.T, _ *servertest.Server, p *place) {
 
 func unready(t *testing.T, _ *servertest.Server, p *place) {
 	p.set(func(n *nodes) { n.broken = "ImagePullBackOff" })
-	p.request.Timeout = 3 * time.Second
+	p.request.Timeout = 10 * time.Second // the probes have to end in it, too
 	report, err := p.cluster.Install(t.Context(), p.request)
 	var hint interface{ Hint() string }
 	if !errors.Is(err, install.ErrTimeout) || !errors.As(err, &hint) || !strings.Contains(hint.Hint(), "uninstall") {

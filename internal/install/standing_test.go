@@ -142,7 +142,7 @@ func wayBack(t *testing.T, _ *servertest.Server, p *place) {
 	if _, err := p.cluster.Install(t.Context(), p.request); err != nil {
 		t.Fatal(err)
 	}
-	p.request.Timeout = 2 * time.Second
+	p.request.Timeout = 8 * time.Second // the probes have to end in it, too
 	for i, revision := range []int{2, 3} {
 		p.request.Values["nodeMountGateway"].(map[string]any)["maxMountsPerPod"] = 7 + i
 		p.set(func(n *nodes) { n.broken = "ImagePullBackOff" })

@@ -150,7 +150,8 @@ func TestACacheIsTheChildsAloneAndGoesWithIt(t *testing.T) {
 func TestTheEndOfTheKeeperIsTheEndOfItsChildren(t *testing.T) {
 	w := newWorld(t)
 	w.stop()
-	w.serve(500 * time.Millisecond)
+	// One that ends when it is told to has that long for it.
+	w.serve(5 * time.Second)
 	polite := w.start(func(s *keeper.Start) { s.CacheName = "c" }, "wait")
 	hear[int](t, polite)
 	stubborn := w.start(nil, "stubborn")

@@ -25,7 +25,6 @@ func (a tellers) Nodes(context.Context) ([]verify.NodeAnswer, error) { return a.
 // gathersWhatIsThere: what is gathered of a healthy cluster is judged healthy, and a
 // change of what is there changes one row.
 func gathersWhatIsThere(t *testing.T, api testAPI) {
-	must(t, verifytest.Install(t.Context(), api.admin))
 	c := verify.Cluster{API: api.admin, Agents: tellers{answers: healthy().Answers.Value}}
 	f := verify.Gather(t.Context(), c)
 	expect(t, verify.Judge(f), map[string]verify.Status{runtimeGrants: verify.Warn})

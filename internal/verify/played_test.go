@@ -80,7 +80,7 @@ func must(t testing.TB, err error) {
 
 func (n *playedNode) probe(bound time.Duration) verify.Probe {
 	if slices.Contains([]fault{noImage, noRestart, stuck}, n.fault) {
-		bound = 3 * time.Second // that long it waits for what does not come
+		bound = 10 * time.Second // that long it waits for what does not come; what does come may take it too
 	}
 	return verify.Probe{
 		API: n.api, Exec: n, Names: grant.NamesFor(""), Volume: grant.DefaultVolumeName, MountPath: grant.DefaultMountPath,

@@ -17,6 +17,7 @@ import (
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/verify"
+	"github.com/datalayer/node-mounts/internal/verify/verifytest"
 )
 
 // fault is a way in which a node may not be as it should.
@@ -43,6 +44,7 @@ const (
 
 func TestOnARealAPIServer(t *testing.T) {
 	api := startAPI(t)
+	must(t, verifytest.Install(t.Context(), api.admin)) // for all: their order is any
 	for name, test := range map[string]func(*testing.T, testAPI){
 		"a probe finds what a node cannot do":                   probeFindsWhatANodeCannotDo,
 		"a probe that is interrupted takes away what it made":   probeTakesAwayWhatItMade,
@@ -164,7 +166,7 @@ func probeThatIsHeldBack(t *testing.T, api testAPI) {
 			cfg := rest.CopyConfig(api.Admin)
 			cfg.QPS, cfg.Burst = 1, 1
 			p := n.probe(0)
-			p.API, p.Bound = kubernetes.NewForConfigOrDie(cfg), 4500*time.Millisecond
+			p.API, p.Bound = kubernetes.NewForConfigOrDie(cfg), 7500*time.Millisecond
 			for _, r := range p.Run(t.Context(), []string{"worker"}) {
 				if strings.Contains(r.Detail, "rate limiter") {
 					t.Errorf("%+v", r)

@@ -29,7 +29,7 @@ func (m *mount) until(want error, limit time.Duration) {
 	m.t.Helper()
 	deadline := time.Now().Add(limit)
 	for {
-		err := within(m.t, healthTimeout+2*time.Second, "statfs", m.statfs)
+		err := within(m.t, 2*healthTimeout, "statfs", m.statfs)
 		if errors.Is(err, want) {
 			return
 		}
@@ -57,33 +57,34 @@ func TestStatfsSaysWhetherTheServerAnswers(t *testing.T) {
 	must(t, m.statfs())
 	m.write("file", "x")
 	must(t, statfs(m.path("file")))
-	before := s.requests()
+	before, began := s.requests(), time.Now()
 	for range 1000 {
 		must(t, m.statfs())
 		_, err := os.Stat(m.dir)
 		must(t, err)
 	}
-	if got := s.requests() - before; got > 1 {
-		t.Errorf("1000 calls of statfs and stat were %d requests", got)
+	took := time.Since(began)
+	if got, most := s.requests()-before, 1+int(took/goodFor); got > most {
+		t.Errorf("1000 calls of statfs and stat were %d requests in %s, at most %d are wanted", got, took, most)
 	}
 	for _, kind := range []string{"refuse", "hang", "unavailable"} {
 		s.fault(kind)
-		m.until(syscall.EIO, goodFor+10*time.Second)
-		must(t, within(t, time.Second, "stat of the root", func() error { _, err := os.Stat(m.dir); return err }))
+		m.until(syscall.EIO, 3*goodFor)
+		must(t, within(t, healthTimeout, "stat of the root", func() error { _, err := os.Stat(m.dir); return err }))
 		if err := m.statfs(); !errors.Is(err, syscall.EIO) {
 			t.Errorf("%s: got %v", kind, err)
 		}
 		s.whole()
-		m.until(nil, 15*time.Second)
+		m.until(nil, 3*goodFor)
 	}
 	must(t, os.Rename(s.dir, s.dir+"-gone"))
-	m.until(syscall.EIO, goodFor+10*time.Second)
+	m.until(syscall.EIO, 3*goodFor)
 	must(t, os.Rename(s.dir+"-gone", s.dir))
-	m.until(nil, 15*time.Second)
+	m.until(nil, 3*goodFor)
 	e.refuse(404)
-	m.until(syscall.EIO, 2*goodFor)
+	m.until(syscall.EIO, 3*goodFor)
 	e.set(s.Credentials)
-	m.until(nil, 15*time.Second)
+	m.until(nil, 3*goodFor)
 }
 
 func TestNoNameOfAFileIsSaid(t *testing.T) {

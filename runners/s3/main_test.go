@@ -187,6 +187,7 @@ type endpoint struct {
 	have   credentials
 	status int           // of every answer, where it is not 0
 	silent chan struct{} // no answer before it is closed, where it is not nil
+	given  int           // answers with what it has
 	url    string
 }
 
@@ -224,6 +225,11 @@ func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if have.Expiration != "" {
 			answer["Token"], answer["Expiration"] = have.SessionToken, have.Expiration
 		}
+		e.mu.Lock()
+		if e.have == have {
+			e.given++
+		}
+		e.mu.Unlock()
 		_ = json.NewEncoder(w).Encode(answer)
 	}
 }
@@ -231,7 +237,14 @@ func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (e *endpoint) set(have credentials) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.have, e.status = have, 0
+	e.have, e.status, e.given = have, 0, 0
+}
+
+// answers are how often somebody was given what was set last.
+func (e *endpoint) answers() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.given
 }
 
 func (e *endpoint) refuse(status int) {

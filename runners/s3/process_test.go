@@ -50,7 +50,7 @@ func TestSIGTERMFinishesWhatIsBeingStored(t *testing.T) {
 	case <-time.After(300 * time.Millisecond):
 	}
 	s.whole()
-	if status := m.wait(10 * time.Second); status != 0 {
+	if status := m.wait(patience); status != 0 {
 		t.Errorf("exit status %d", status)
 	}
 	if err := <-closed; err != nil {
@@ -64,7 +64,7 @@ func TestSIGTERMFinishesWhatIsBeingStored(t *testing.T) {
 // waitFor waits until the server was asked for an operation that often.
 func (s *server) waitFor(operation string, times int) {
 	s.t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		var counts map[string]int
 		s.control("GET", "/stats", &counts)
@@ -81,7 +81,7 @@ func TestUnmountingEndsTheRunner(t *testing.T) {
 	_, m := whole(t)
 	m.write("file", "x")
 	must(t, unix.Unmount(m.dir, 0))
-	if status := m.wait(10 * time.Second); status != 0 {
+	if status := m.wait(patience); status != 0 {
 		t.Errorf("exit status %d", status)
 	}
 }
@@ -155,7 +155,7 @@ func TestItStopsWhereItCannotServe(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := launch(t, c.server, c.endpoint, c.args...)
-			if status := m.wait(40 * time.Second); status != c.status {
+			if status := m.wait(patience); status != c.status {
 				t.Errorf("exit status %d, want %d", status, c.status)
 			}
 			lines := strings.Split(strings.TrimSpace(m.stderr.String()), "\n")

@@ -47,6 +47,8 @@ func TestAFileThatIsOpenIsReadOnOverTheEndOfSessions(t *testing.T) {
 	}
 	pid, mounts := w.keeper.PID(p.UID+"/data"), w.mountIDs(p)
 
+	// Until now the machine has taken its time.
+	w.secrets.put(p, "session", w.s3.Session(sessionLength).Data())
 	began, ended := time.Now(), 0
 	deadline := time.Now().Add(time.Duration(ends) * sessionLength)
 	refresh := time.Now().Add(sessionLength * 3 / 4)
@@ -92,7 +94,7 @@ func TestASessionThatIsNotRefreshedIsAnErrorAndNoHang(t *testing.T) {
 	events := &told{}
 	w.Events = events
 	w.restart()
-	p, c := w.granted("pod", bucketName, grant.ReadWrite, w.s3.Session(3*time.Second))
+	p, c := w.granted("pod", bucketName, grant.ReadWrite, w.s3.Session(sessionLength))
 	st := p.Answered(failedWith("MOUNT_DEAD"))
 	if text := events.String(); !strings.Contains(text, agent.ReasonDegraded) || !strings.Contains(text, "expired") {
 		t.Errorf("the events are %s", text)

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/test/node"
+	"github.com/datalayer/node-mounts/test/ports"
 	"github.com/datalayer/node-mounts/test/s3test"
 )
 
@@ -53,11 +53,7 @@ func TestBucketsOutliveWhatServesThem(t *testing.T) {
 // freePort is a port of the address that nobody has.
 func freePort(t *testing.T, address string) string {
 	t.Helper()
-	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
-	must(t, err)
-	port := strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
-	must(t, l.Close())
-	return port
+	return ports.Free(t, address)
 }
 
 // bucketOf is a grant of a bucket, whose session is in a Secret with the Pod's name.

@@ -139,9 +139,9 @@ func bindShows(t *testing.T, n *node.Node) {
 	must(t, os.Remove(n.Path(at)))
 	remove(t, n, "bind")
 	start := time.Now()
-	must(t, n.WaitGone(within(t, 20*time.Second), "default", "bind"))
+	must(t, n.WaitGone(within(t, time.Minute), "default", "bind"))
 	t.Logf("gone after %s", time.Since(start).Round(time.Millisecond))
-	must(t, node.Until(within(t, 20*time.Second), "the Pod's folder to go", func(context.Context) error {
+	must(t, node.Until(within(t, time.Minute), "the Pod's folder to go", func(context.Context) error {
 		if _, err := os.Stat(n.Path(n.KubeletDir(), "pods", string(pod.UID))); !os.IsNotExist(err) {
 			return fmt.Errorf("it is there: %w", err)
 		}

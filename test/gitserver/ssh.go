@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -13,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/datalayer/node-mounts/test/ports"
 )
 
 // SSHVariable names the program, where it is not the system's.
@@ -49,7 +50,7 @@ func StartSSH(t testing.TB, root string) *SSH {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	must(t, os.Chmod(dir, 0o755))
-	s := &SSH{address: freePort(t)}
+	s := &SSH{address: netip.MustParseAddrPort("127.0.0.1:" + ports.Free(t, "127.0.0.1"))}
 	for _, name := range []string{"host", "key", "other"} {
 		if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(dir, name)).CombinedOutput(); err != nil {
 			t.Fatalf("ssh-keygen: %v: %s", err, out)
@@ -195,14 +196,6 @@ func module() (dir string, err error) {
 		dir = filepath.Dir(dir)
 	}
 	return "", fmt.Errorf("tools/debs: %w", os.ErrNotExist)
-}
-
-func freePort(t testing.TB) netip.AddrPort {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer func() { _ = l.Close() }()
-	return netip.MustParseAddrPort(l.Addr().String())
 }
 
 func read(t testing.TB, name string) []byte {

@@ -153,7 +153,7 @@ func TestAMachineEndsWithItsInput(t *testing.T) {
 	m, _ := testMachine(t, nil)
 	m.start(t, "component", "exec sleep 1000")
 	must(t, m.input.Close())
-	patience := time.NewTimer(10 * time.Second)
+	patience := time.NewTimer(time.Minute)
 	defer patience.Stop()
 	select {
 	case <-m.ended:

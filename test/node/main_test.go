@@ -63,7 +63,7 @@ func (m *machine) start(t *testing.T, name, script string) int {
 
 func waitFor(t *testing.T, what string, done func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	must(t, Until(ctx, what, func(context.Context) error { return done() }))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -19,16 +20,18 @@ func TestAWaitThatRunsOutOfTimeSaysWhatWasWrongLast(t *testing.T) {
 		"nothing else":                     {[]error{held}, "rate limiter"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-			defer cancel()
-			calls := 0
-			err := Until(ctx, "it", func(context.Context) error {
-				calls++
-				return c.errs[min(calls, len(c.errs))-1]
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+				defer cancel()
+				calls := 0
+				err := Until(ctx, "it", func(context.Context) error {
+					calls++
+					return c.errs[min(calls, len(c.errs))-1]
+				})
+				if err == nil || !strings.Contains(err.Error(), "waited 300ms for it: ") || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("%v, want %q", err, c.says)
+				}
 			})
-			if err == nil || !strings.Contains(err.Error(), "for it: ") || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%v, want %q", err, c.says)
-			}
 		})
 	}
 }

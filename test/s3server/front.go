@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 )
 
 // front is the port of S3: it carries bytes to the gateway, which listens on a
@@ -17,6 +18,7 @@ type front struct {
 
 	mu       sync.Mutex
 	listener net.Listener
+	held     int // a socket that keeps the port while nobody listens
 	conns    map[net.Conn]struct{}
 	stalled  chan struct{} // nil, or closed when bytes may flow
 }
@@ -103,10 +105,33 @@ func (f *front) refuse() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	_ = f.listener.Close()
-	f.listener = nil
+	f.listener, f.held = nil, holdPort(f.addr)
 	for conn := range f.conns {
 		_ = conn.Close()
 	}
+}
+
+// holdPort binds the port and does not listen: connections are refused, and nobody
+// else is given it. It returns a descriptor, or -1 where it cannot.
+func holdPort(at net.Addr) int {
+	addr, ok := at.(*net.TCPAddr)
+	if !ok || addr.IP.To4() == nil {
+		return -1
+	}
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1
+	}
+	// With it a port may be bound twice, as long as nobody listens.
+	err = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1)
+	if err == nil {
+		err = syscall.Bind(fd, &syscall.SockaddrInet4{Port: addr.Port, Addr: [4]byte(addr.IP.To4())})
+	}
+	if err != nil {
+		_ = syscall.Close(fd)
+		return -1
+	}
+	return fd
 }
 
 func (f *front) listen() error {
@@ -115,6 +140,10 @@ func (f *front) listen() error {
 	l, err := net.Listen("tcp", f.addr.String())
 	if err != nil {
 		return fmt.Errorf("the port was taken while it was closed: %w", errors.Unwrap(err))
+	}
+	if f.held >= 0 {
+		_ = syscall.Close(f.held)
+		f.held = -1
 	}
 	f.listener = l
 	go f.accept(l)

@@ -98,23 +98,34 @@ func onePatchForEachChange(t *testing.T, c *cluster) {
 	} else {
 		t.Logf("processes' mount tables were opened %d times by %d changes", got, changes)
 	}
-	if got := modifications(events); got != 2*changes {
+	if got := modifications(t, events, p); got != 2*changes {
 		t.Errorf("the Pod was changed %d times by %d changes and their answers", got, changes)
 	}
 	p.delete()
 }
 
-// modifications are the Pod's changes that a watch has delivered.
-func modifications(events watch.Interface) int {
+// modifications are the Pod's changes that a watch has delivered, up to what the Pod
+// is now.
+func modifications(t *testing.T, events watch.Interface, p *pod) int {
+	t.Helper()
+	now, err := p.get()
+	must(t, err)
 	versions := []string{}
-	for {
+	for late := time.After(patience); ; {
 		select {
 		case e := <-events.ResultChan():
-			if p, ok := e.Object.(*corev1.Pod); ok && e.Type == watch.Modified && !slices.Contains(versions, p.ResourceVersion) {
-				versions = append(versions, p.ResourceVersion)
+			seen, ok := e.Object.(*corev1.Pod)
+			if !ok || seen.UID != now.UID {
+				t.Fatalf("the watch ended, or tells of another Pod: %+v", e)
 			}
-		case <-time.After(200 * time.Millisecond):
-			return len(versions)
+			if e.Type == watch.Modified && !slices.Contains(versions, seen.ResourceVersion) {
+				versions = append(versions, seen.ResourceVersion)
+			}
+			if seen.ResourceVersion == now.ResourceVersion {
+				return len(versions)
+			}
+		case <-late:
+			t.Fatalf("the watch does not come to what the Pod is now, after %d changes", len(versions))
 		}
 	}
 }

@@ -76,9 +76,6 @@ func killedBetweenSystemCalls(t *testing.T, c *cluster) {
 			t.Errorf("no agent was killed before %s", call)
 		}
 	}
-	if len(of) > points/10 {
-		t.Errorf("%d of %d points were not reached", len(of), points)
-	}
 }
 
 // unneeded are watched calls of which one does what the other would.

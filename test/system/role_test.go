@@ -76,6 +76,9 @@ func bindAll(list string) error {
 	return nil
 }
 
+// armedCall is before a call's name in the second line of one that counts.
+const armedCall = "armed "
+
 // tracer writes down each call and ends the process at one of them.
 type tracer struct {
 	file *os.File
@@ -109,11 +112,15 @@ func newTracer(path, die, arm string) (*tracer, error) {
 // around makes the call that it was given, unless the process dies before it.
 func (w *tracer) around(op string, call func() error) error {
 	w.mu.Lock()
+	line := op + "\n"
 	if w.armed() {
 		w.calls[op]++
+		if w.arm != "" {
+			line += armedCall + op + "\n"
+		}
 	}
 	here := op == w.op && w.calls[op] == w.nth
-	_, err := w.file.WriteString(op + "\n")
+	_, err := w.file.WriteString(line)
 	w.mu.Unlock()
 	if here && w.when == "before" {
 		die()

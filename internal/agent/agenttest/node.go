@@ -210,6 +210,28 @@ func (p *Pod) Status() *grant.Status { return p.N.API.Status(p.N.T, p.UID) }
 // Pass makes one pass over the Pod.
 func (p *Pod) Pass() time.Duration { p.N.T.Helper(); return p.N.Pass(p.UID) }
 
+// Told makes passes when somebody asks for them, and at no other time, until the Pod
+// has an answer that does: what it says was noticed, and not come upon.
+func (p *Pod) Told(does func(st *grant.Status) bool) *grant.Status {
+	n := p.N
+	n.T.Helper()
+	for late := time.After(time.Minute); ; {
+		enqueued := n.API.Enqueued()
+		if n.API.Queued(p.UID) {
+			p.Pass()
+			if st := p.Status(); st != nil && does(st) {
+				return st
+			}
+			continue
+		}
+		select {
+		case <-enqueued:
+		case <-late:
+			n.T.Fatalf("nobody asks for a pass that changes the answer %+v", p.Status())
+		}
+	}
+}
+
 // Answered makes passes, when the API and the passes ask for them, until the Pod has
 // an answer that does.
 func (p *Pod) Answered(does func(st *grant.Status) bool) *grant.Status {

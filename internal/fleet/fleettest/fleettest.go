@@ -24,7 +24,7 @@ type Fleet struct {
 	unknown []string
 	views   map[string]nodeview.Node
 	fails   map[string]error
-	deaf    map[string]bool
+	deaf    map[string]chan struct{} // closed when it gives up
 	asked   []string
 }
 
@@ -56,15 +56,17 @@ func (f *Fleet) Fails(node string, err error) {
 	f.fails[f.add(node).Pod] = err
 }
 
-// Hangs adds a node whose agent never answers, and does not notice that nobody waits
-// for it any more either.
-func (f *Fleet) Hangs(node string) {
+// Hangs adds a node whose agent does not answer, and does not notice that nobody waits
+// for it any more either, until giveUp is called, once.
+func (f *Fleet) Hangs(node string) (giveUp func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.deaf == nil {
-		f.deaf = map[string]bool{}
+		f.deaf = map[string]chan struct{}{}
 	}
-	f.deaf[f.add(node).Pod] = true
+	given := make(chan struct{})
+	f.deaf[f.add(node).Pod] = given
+	return func() { close(given) }
 }
 
 // Missing adds a node without an agent.
@@ -106,8 +108,9 @@ func (f *Fleet) Ask(_ context.Context, a fleet.Agent) (nodeview.Node, error) {
 	err, hangs := f.fails[a.Pod], f.deaf[a.Pod]
 	f.mu.Unlock()
 	switch {
-	case hangs:
-		select {}
+	case hangs != nil:
+		<-hangs
+		return nodeview.Node{}, context.Canceled
 	case err != nil:
 		return nodeview.Node{}, err
 	case !answers:

@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/datalayer/node-mounts/test/ports"
 )
 
 // assetsVariable names the folder of etcd and kube-apiserver.
@@ -56,6 +58,9 @@ func Start(t testing.TB) *Server {
 	}
 	// Pods are made without their service accounts, which a controller would make.
 	env.ControlPlane.GetAPIServer().Configure().Append("disable-admission-plugins", "ServiceAccount")
+	// It may leave and return, and nobody is to have its port meanwhile.
+	serving := &env.ControlPlane.GetAPIServer().SecureServing.ListenAddr
+	serving.Address, serving.Port = "127.0.0.1", ports.Free(t, "127.0.0.1")
 	// Its own folder of certificates would go with the first Stop, and Return would
 	// have to serve with others.
 	env.ControlPlane.GetAPIServer().CertDir = t.TempDir()
