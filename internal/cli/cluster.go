@@ -40,14 +40,24 @@ type cluster struct {
 
 // bind adds the flags to a command.
 func (c *cluster) bind(cmd *cobra.Command) {
+	c.bindNamespace(cmd, "", "namespace of the Pod; without it that of the kubeconfig")
+	c.bindServer(cmd)
+	cmd.Flags().StringVar(&c.prefix, "annotation-prefix", grant.DefaultPrefix, "domain of the annotations and the label")
+}
+
+// bindNamespace adds -n.
+func (c *cluster) bindNamespace(cmd *cobra.Command, without, usage string) {
+	cmd.Flags().StringVarP(&c.namespace, "namespace", "n", without, usage)
+	completeWith(cmd, "namespace", c.namespaces)
+}
+
+// bindServer adds what says which API server it is.
+func (c *cluster) bindServer(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVarP(&c.namespace, "namespace", "n", "", "namespace of the Pod; without it that of the kubeconfig")
 	f.StringVar(&c.context, "context", "", "context of the kubeconfig; without it the current one")
 	f.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig to use; without it KUBECONFIG or ~/.kube/config")
-	f.StringVar(&c.prefix, "annotation-prefix", grant.DefaultPrefix, "domain of the annotations and the label")
 	f.DurationVar(&c.timeout, "request-timeout", defaultRequestTimeout, "how long one request may take, 0 for ever")
 	takesFile(cmd, "kubeconfig")
-	completeWith(cmd, "namespace", c.namespaces)
 	completeWith(cmd, "context", c.contexts)
 }
 

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -160,7 +158,10 @@ func (g *granting) mounts(cmd *cobra.Command) ([]grant.Mount, error) {
 	if len(given) > 0 {
 		return nil, usageError{fmt.Errorf("with -f the file says what to mount: leave out %s", strings.Join(given, ", "))}
 	}
-	text, err := g.read(cmd.InOrStdin())
+	text, err := readInput(cmd.InOrStdin(), g.file, grant.MaxAnnotationBytes, "-f takes a file with the mounts, or - for standard input")
+	if errors.Is(err, errTooLarge) {
+		return nil, fmt.Errorf("%s is larger than an annotation may be", g.file)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -198,22 +199,4 @@ func (g *granting) one() ([]grant.Mount, error) {
 	}
 	g.notes = noteRooted(nil, g.source, m)
 	return []grant.Mount{m}, nil
-}
-
-// read reads the file, as far as it can be an annotation.
-func (g *granting) read(stdin io.Reader) ([]byte, error) {
-	in := stdin
-	if g.file != "-" {
-		f, err := os.Open(g.file)
-		if err != nil {
-			return nil, hinted{err, "-f takes a file with the mounts, or - for standard input"}
-		}
-		defer f.Close()
-		in = f
-	}
-	b, err := io.ReadAll(io.LimitReader(in, grant.MaxAnnotationBytes+1))
-	if err == nil && len(b) > grant.MaxAnnotationBytes {
-		err = fmt.Errorf("%s is larger than an annotation may be", g.file)
-	}
-	return b, err
 }

@@ -6,15 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/datalayer/node-mounts/grant"
-	"github.com/datalayer/node-mounts/operator"
 )
 
 // Forms of import that other commands read.
@@ -107,7 +103,10 @@ func (i *importing) run(cmd *cobra.Command, file string) error {
 	if err := i.check(); err != nil {
 		return err
 	}
-	text, err := readFile(cmd.InOrStdin(), file)
+	text, err := readInput(cmd.InOrStdin(), file, maxDatasets, "FILE is one of Datasets, without it they are read from standard input")
+	if errors.Is(err, errTooLarge) {
+		return hinted{fmt.Errorf("%s is larger than %d MiB", file, maxDatasets>>20), "split it"}
+	}
 	if err != nil {
 		return err
 	}
@@ -139,23 +138,6 @@ func (i *importing) run(cmd *cobra.Command, file string) error {
 	return nil
 }
 
-func readFile(stdin io.Reader, file string) ([]byte, error) {
-	in := stdin
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, hinted{err, "FILE is one of Datasets, without it they are read from standard input"}
-		}
-		defer f.Close()
-		in = f
-	}
-	b, err := io.ReadAll(io.LimitReader(in, maxDatasets+1))
-	if err == nil && len(b) > maxDatasets {
-		err = fmt.Errorf("%s is larger than %d MiB: split it", file, maxDatasets>>20)
-	}
-	return b, err
-}
-
 func (i *importing) convert(ctx context.Context, found []dataset) (imports, error) {
 	all := imports{namespace: i.namespace, pod: somePod, uid: someUID, where: in(i.namespace)}
 	prefix := ""
@@ -164,12 +146,9 @@ func (i *importing) convert(ctx context.Context, found []dataset) (imports, erro
 		if err != nil {
 			return all, err
 		}
-		p, err := s.api.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			err = fmt.Errorf("%w: %w", operator.ErrGone, err)
-		}
+		p, err := s.read(ctx, pod)
 		if err != nil {
-			return all, fmt.Errorf("read Pod %s/%s: %w", pod.Namespace, pod.Name, err)
+			return all, err
 		}
 		all.namespace, all.pod, all.uid, prefix = p.Namespace, p.Name, string(p.UID), p.Name+"-"
 		all.where = in(p.Namespace) + s.elsewhere

@@ -32,17 +32,12 @@ type releasing struct {
 func (r *releasing) bind(cmd *cobra.Command, operator string) {
 	c, f := &r.cluster, cmd.Flags()
 	c.prefix = grant.DefaultPrefix
-	f.StringVarP(&c.namespace, "namespace", "n", install.DefaultNamespace, "namespace of the release: that of the shared claim")
-	f.StringVar(&c.context, "context", "", "context of the kubeconfig; without it the current one")
-	f.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig to use; without it KUBECONFIG or ~/.kube/config")
-	f.DurationVar(&c.timeout, "request-timeout", defaultRequestTimeout, "how long one request may take, 0 for ever")
+	c.bindNamespace(cmd, install.DefaultNamespace, "namespace of the release: that of the shared claim")
+	c.bindServer(cmd)
 	f.DurationVar(&r.timeout, "timeout", install.DefaultTimeout, "how long each wait for the nodes may take")
 	f.StringVar(&r.operator, "operator", "", operator)
 	f.BoolVar(&r.verbose, "verbose", false, "tell what Helm does on standard error")
 	r.form.bind(cmd, readable, asJSON)
-	takesFile(cmd, "kubeconfig")
-	completeWith(cmd, "namespace", c.namespaces)
-	completeWith(cmd, "context", c.contexts)
 }
 
 // half is the Deployment that --operator names, nil without one. It looks at the

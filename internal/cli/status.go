@@ -151,14 +151,10 @@ func (s *showing) one(ctx context.Context, out, errOut io.Writer, arg string) er
 	return writeTargets(out, sums[0].Targets, s.form == wide, true)
 }
 
-// read reads the Pod.
 func (s *session) read(ctx context.Context, pod operator.Pod) (*corev1.Pod, error) {
-	p, err := s.api.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-	switch {
-	case absence.Said(err, "pods", pod.Name):
+	p, err := absence.Pod(ctx, s.api, pod.Namespace, pod.Name)
+	if absence.PodSaid(err, pod.Name) {
 		err = fmt.Errorf("%w: %w", operator.ErrGone, err)
-	case apierrors.IsNotFound(err):
-		err = fmt.Errorf("%w: %w", absence.ErrNotSaid, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read Pod %s/%s: %w", pod.Namespace, pod.Name, err)

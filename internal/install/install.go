@@ -16,13 +16,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/datalayer/node-mounts/internal/fleet"
+	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
 // Names of what is installed, and where without being told.
 const (
 	ReleaseName      = "datalayer-node-mounts"
-	DefaultNamespace = "datalayer-runtimes"
+	DefaultNamespace = nodeview.DefaultNamespace // beside the Pods that are served
 	DefaultTimeout   = 10 * time.Minute
 )
 
@@ -158,9 +159,9 @@ func (c Cluster) install(ctx context.Context, r Request, report *Report) error {
 			return err
 		}
 	}
-	var half *half
+	var other *half
 	if r.Operator != nil { // before anything is sent: it may be misspelt
-		if half, err = c.half(ctx, *r.Operator); err != nil {
+		if other, err = c.half(ctx, *r.Operator); err != nil {
 			return err
 		}
 	}
@@ -175,8 +176,8 @@ func (c Cluster) install(ctx context.Context, r Request, report *Report) error {
 	if err := c.verify(ctx, r, todo, report); err != nil {
 		return err
 	}
-	if half != nil {
-		if err := c.turn(ctx, half, true); err != nil {
+	if other != nil {
+		if err := c.turn(ctx, other, true); err != nil {
 			return err
 		}
 		report.Operator = r.Operator.String()

@@ -19,7 +19,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
-const checkAgent = "Agent ready"
+const rowAgent = "Agent ready"
 
 // rollout waits until every node has an agent of this release that is ready. A node
 // whose kubelet does not answer is passed over with a warning: one dead node of a
@@ -55,7 +55,7 @@ func (c Cluster) rollout(ctx context.Context, r Request, t *todo, report *Report
 		if pod := state.pods[row.Node]; row.Status == verify.Fail && pod != "" {
 			state.rows[i].Detail = c.explain(after, t.agent.Namespace, pod)
 			state.rows[i].Hint = fmt.Sprintf("`kubectl -n %s describe pod %s`, and `kubectl -n %s logs %s -c %s`",
-				t.agent.Namespace, pod, t.agent.Namespace, pod, agentContainer)
+				t.agent.Namespace, pod, t.agent.Namespace, pod, fleet.Container)
 			if verify.PrivateMounts(state.rows[i].Detail) {
 				state.rows[i].Hint = verify.ShareMounts
 			}
@@ -126,10 +126,10 @@ func (c Cluster) rolloutState(ctx context.Context, a *agentSet) (rolloutState, e
 	agents := agentsOf(set, list.Items)
 	for i := range nodes {
 		n := &nodes[i]
-		if !covers(set.Spec.Template.Spec, n) {
+		if !fleet.Covers(set.Spec.Template.Spec, n) {
 			continue
 		}
-		row := Row{Check: checkAgent, Node: n.Name, Status: verify.OK}
+		row := Row{Check: rowAgent, Node: n.Name, Status: verify.OK}
 		p, there := agents[n.Name]
 		if there {
 			s.pods[n.Name] = p.Name
@@ -153,7 +153,7 @@ func (c Cluster) rolloutState(ctx context.Context, a *agentSet) (rolloutState, e
 func unreachable(set *appsv1.DaemonSet, nodes []corev1.Node) int {
 	n := 0
 	for i := range nodes {
-		if covers(set.Spec.Template.Spec, &nodes[i]) && !ready(&nodes[i]) {
+		if fleet.Covers(set.Spec.Template.Spec, &nodes[i]) && !ready(&nodes[i]) {
 			n++
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/nodeview"
 )
 
 // ErrInUse is an uninstallation while Pods have mounts.
@@ -23,8 +24,6 @@ var ErrInUse = errors.New("some Pods have mounts")
 
 // ErrNotInstalled is an uninstallation of what is not there.
 var ErrNotInstalled = errors.New("it is not installed")
-
-const defaultRoot = "/var/lib/datalayer/node-mount-gateway"
 
 // Removal is what is to be taken away.
 type Removal struct {
@@ -66,7 +65,7 @@ func (c Cluster) Uninstall(ctx context.Context, r Removal) (Removed, error) {
 	if err != nil {
 		return done, err
 	}
-	done.Stays = cmp.Or(text(look(all, "nodeMountGateway.root")), defaultRoot)
+	done.Stays = cmp.Or(text(look(all, "nodeMountGateway.root")), nodeview.DefaultRoot)
 	u, err := c.using(ctx, s)
 	if err != nil {
 		return done, err

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/datalayer/node-mounts/internal/spelling"
+	"github.com/datalayer/node-mounts/internal/verify"
 )
 
 // Variable is an environment variable that sets a value of the chart.
@@ -21,7 +22,7 @@ type Variable struct {
 const (
 	variablePrefix   = "DATALAYER_NODE_MOUNT"
 	enabledVariable  = "DATALAYER_NODE_MOUNTS_ENABLED"
-	gatewayVariable  = "DATALAYER_NODE_MOUNT_GATEWAY_ENABLED"
+	gatewayVariable  = verify.EnabledVariable
 	claimVariable    = "DATALAYER_SHARED_FS_VOLUME_CLAIM_NAME"
 	enabledValue     = "nodeMountGateway.enabled"
 	claimValue       = "nodeMountGateway.sharedFilesystemClaim"

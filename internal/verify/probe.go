@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -32,7 +33,7 @@ type ExitError struct {
 }
 
 func (e *ExitError) Error() string {
-	return fmt.Sprintf("the command ended with %d: %s", e.Status, or(strings.TrimSpace(e.Stderr), "it said nothing"))
+	return fmt.Sprintf("the command ended with %d: %s", e.Status, cmp.Or(strings.TrimSpace(e.Stderr), "it said nothing"))
 }
 
 // Probe proves nodes by doing what is else argued about: a throw-away Pod on each,
@@ -62,7 +63,7 @@ func ProbeOf(f Facts) Probe {
 		p.Namespace = corev1.NamespaceDefault
 	}
 	for _, d := range f.documents() {
-		p.MountPath = or(d.MountPath, p.MountPath)
+		p.MountPath = cmp.Or(d.MountPath, p.MountPath)
 	}
 	for _, ds := range f.DaemonSets.Value {
 		c := driver(ds)
@@ -139,13 +140,11 @@ func Fit(f Facts, node string) error {
 func (p Probe) Run(ctx context.Context, nodes []string) []Result {
 	const together = 4
 	var mu sync.Mutex
-	var wg sync.WaitGroup
 	var all []Result
-	slots := make(chan struct{}, together)
+	var probing errgroup.Group
+	probing.SetLimit(together)
 	for _, node := range nodes {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
+		probing.Go(func() error {
 			results := p.node(ctx, node, func(r Result) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -156,9 +155,10 @@ func (p Probe) Run(ctx context.Context, nodes []string) []Result {
 			mu.Lock()
 			defer mu.Unlock()
 			all = append(all, results...)
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = probing.Wait() // what went wrong is in the results
 	slices.SortStableFunc(all, func(a, b Result) int { return cmp.Compare(a.Node, b.Node) })
 	return all
 }
