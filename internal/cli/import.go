@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 // Forms of import that other commands read.
@@ -86,7 +87,7 @@ type imports struct {
 	mounts  []grant.Mount
 	secrets []newSecret
 	notes   []importNote
-	errs    several
+	errs    advice.Several
 
 	namespace, pod, uid string // that the Secrets are for
 	// where is the flags for its namespace and its cluster.
@@ -105,7 +106,7 @@ func (i *importing) run(cmd *cobra.Command, file string) error {
 	}
 	text, err := readInput(cmd.InOrStdin(), file, maxDatasets, "FILE is one of Datasets, without it they are read from standard input")
 	if errors.Is(err, errTooLarge) {
-		return hinted{fmt.Errorf("%s is larger than %d MiB", file, maxDatasets>>20), "split it"}
+		return advice.With(fmt.Errorf("%s is larger than %d MiB", file, maxDatasets>>20), "split it")
 	}
 	if err != nil {
 		return err
@@ -115,17 +116,17 @@ func (i *importing) run(cmd *cobra.Command, file string) error {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	for _, p := range passed {
-		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", plain(p)+": it is no Dataset, and passed over")
+		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", advice.Plain(p)+": it is no Dataset, and passed over")
 	}
 	if len(found) == 0 {
-		return hinted{fmt.Errorf("%s has no Datasets", file), "`kubectl get datasets -A -o yaml` writes those of a cluster"}
+		return advice.With(fmt.Errorf("%s has no Datasets", file), "`kubectl get datasets -A -o yaml` writes those of a cluster")
 	}
 	all, err := i.convert(cmd.Context(), found)
 	if err != nil {
 		return err
 	}
 	for _, n := range all.notes {
-		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", plain(n.Dataset+": "+n.Note))
+		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", advice.Plain(n.Dataset+": "+n.Note))
 	}
 	if len(all.mounts) > 0 || i.form.structured() {
 		if err := all.write(cmd.OutOrStdout(), i.form, file); err != nil {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io"
 	"os"
+
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 // errTooLarge is an input that has more in it than is read.
@@ -16,7 +18,7 @@ func readInput(stdin io.Reader, file string, most int64, hint string) ([]byte, e
 	if file != "-" {
 		f, err := os.Open(file)
 		if err != nil {
-			return nil, hinted{err, hint}
+			return nil, advice.With(err, hint)
 		}
 		defer f.Close()
 		in = f

@@ -3,7 +3,6 @@ package install
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
@@ -39,7 +39,7 @@ func ParseOperator(text string) (Operator, error) {
 		valid = valid && (optional || len(validation.IsDNS1123Subdomain(p)) == 0)
 	}
 	if !valid {
-		return Operator{}, misuse(fmt.Errorf("--operator %.80q", text), "write NAMESPACE/DEPLOYMENT, or NAMESPACE/DEPLOYMENT/CONTAINER")
+		return Operator{}, advice.Usage(fmt.Errorf("--operator %.80q", text), "write NAMESPACE/DEPLOYMENT, or NAMESPACE/DEPLOYMENT/CONTAINER")
 	}
 	return Operator{parts[0], parts[1], parts[2]}, nil
 }
@@ -81,13 +81,13 @@ func chooseContainer(all []corev1.Container, o Operator) (string, error) {
 	}
 	switch {
 	case o.Container != "":
-		return "", misuse(fmt.Errorf("%s has no container %q", o, o.Container), "it has "+strings.Join(names, ", "))
+		return "", advice.Usage(fmt.Errorf("%s has no container %q", o, o.Container), "it has "+strings.Join(names, ", "))
 	case len(has) == 1:
 		return has[0], nil
 	case len(names) == 1:
 		return names[0], nil
 	}
-	return "", misuse(fmt.Errorf("which container of %s is the operator?", o), fmt.Sprintf("add it: --operator %s/CONTAINER, one of %s", o, strings.Join(names, ", ")))
+	return "", advice.Usage(fmt.Errorf("which container of %s is the operator?", o), fmt.Sprintf("add it: --operator %s/CONTAINER, one of %s", o, strings.Join(names, ", ")))
 }
 
 // turn sets the variable. The Deployment replaces its Pods itself.
@@ -154,8 +154,7 @@ func (c Cluster) onHalves(ctx context.Context, named *Operator) ([]Operator, err
 // withHalf adds to an installation's failure that the operator's half is on: its
 // Pods carry the volume and wait for mounts that nobody makes.
 func (c Cluster) withHalf(ctx context.Context, named *Operator, failure error) error {
-	var usage interface{ Usage() bool }
-	if errors.As(failure, &usage) {
+	if advice.Status(failure) == advice.StatusUsage {
 		return failure // nothing was looked at
 	}
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
@@ -164,21 +163,15 @@ func (c Cluster) withHalf(ctx context.Context, named *Operator, failure error) e
 	if err != nil {
 		return failure // it has a cause that matters more
 	}
-	errs := Several{failure}
+	errs := advice.Several{failure}
 	for _, o := range halves {
-		errs = append(errs, advised{
+		errs = append(errs, advice.With(
 			fmt.Errorf("THE OPERATOR'S HALF IS ON (%s) and the agents' half has failed: where no agent runs, Pods wait for mounts that nobody makes", o),
-			"until the agents are ready, turn it off: `" + o.Switch(false) + "`",
-		})
+			"until the agents are ready, turn it off: `"+o.Switch(false)+"`",
+		))
 	}
 	if len(errs) == 1 {
 		return failure
 	}
 	return errs
 }
-
-// Several are errors that are told one by one.
-type Several []error
-
-func (s Several) Error() string   { return errors.Join(s...).Error() }
-func (s Several) Unwrap() []error { return s }

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
@@ -54,10 +55,10 @@ func (c Cluster) preflight(ctx context.Context, r Request, t *todo, report *Repo
 		}
 	}
 	if n := failed(report.Preflight); n > 0 {
-		return advised{
+		return advice.With(
 			fmt.Errorf("nothing was installed: %w: %s", verify.ErrFailed, of(n, "row of the preflight", "fails", "fail")),
 			"each row says what to do; --skip-preflight installs all the same",
-		}
+		)
 	}
 	return nil
 }

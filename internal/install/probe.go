@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/verify"
@@ -57,10 +58,10 @@ func (c Cluster) probe(ctx context.Context, r Request, t *todo, nodes []corev1.N
 	for i := range nodes {
 		p, err := pods.Create(ctx, probePod(t.agent, nodes[i].Name, run, r.Timeout), metav1.CreateOptions{})
 		if err != nil {
-			return rows, advised{
+			return rows, advice.With(
 				fmt.Errorf("making the Pod that probes %s: %w", nodes[i].Name, err),
 				"the agent's Pods would be refused too; --skip-preflight installs all the same",
-			}
+			)
 		}
 		made[p.Name] = nodes[i].Name
 	}
@@ -295,15 +296,15 @@ func judgeAnswer(row Row, end corev1.ContainerStateTerminated) Row {
 	row.Detail = fmt.Sprintf("kernel %s, kubelet's folder %s", doc.Kernel, doc.KubeletPropagation)
 	if len(doc.Faults) > 0 {
 		row.Detail += ": " + strings.Join(doc.Faults, "; ")
-		row.Hint = advice(doc.Facts)
+		row.Hint = remedy(doc.Facts)
 		return row
 	}
 	row.Status = verify.OK
 	return row
 }
 
-// advice is what to do about a node, the first thing first.
-func advice(f nodeview.Facts) string {
+// remedy is what to do about a node, the first thing first.
+func remedy(f nodeview.Facts) string {
 	switch {
 	case !f.MountSetattr:
 		return "give the node a kernel of 5.12 or newer, or keep the agent away from it with nodeSelector"

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
@@ -70,7 +71,7 @@ func (c Cluster) rollout(ctx context.Context, r Request, t *todo, report *Report
 	if report.Change == Unchanged {
 		hint = "mend it and repeat this command"
 	}
-	return state.rows, advised{fmt.Errorf("after %s %s: %w", r.Timeout, what, ErrTimeout), hint}
+	return state.rows, advice.With(fmt.Errorf("after %s %s: %w", r.Timeout, what, ErrTimeout), hint)
 }
 
 // rolloutState is how far the agents are.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/spelling"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
@@ -83,9 +84,9 @@ func (v Variable) read(text string) (any, error) {
 	on := text == "true" || text == "1"
 	switch {
 	case !on && text != "false" && text != "0":
-		return nil, misuse(fmt.Errorf("%s is %.80q", v.Name, text), "it is true, false, 1 or 0: "+v.What)
+		return nil, advice.Usage(fmt.Errorf("%s is %.80q", v.Name, text), "it is true, false, 1 or 0: "+v.What)
 	case v.Name == enabledVariable && !on:
-		return nil, misuse(fmt.Errorf("%s is %s", v.Name, text), "unset it to install; `node-mounts uninstall` takes away what is installed")
+		return nil, advice.Usage(fmt.Errorf("%s is %s", v.Name, text), "unset it to install; `node-mounts uninstall` takes away what is installed")
 	}
 	return on, nil
 }

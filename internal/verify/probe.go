@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/spelling"
 	"github.com/datalayer/node-mounts/operator"
 )
@@ -123,13 +124,13 @@ func Fit(f Facts, node string) error {
 		if !slices.Contains(known, node) {
 			err := fmt.Errorf("there is no node %q", node)
 			if near := spelling.Nearest(node, known, 2); near != "" {
-				return hinted{err, fmt.Sprintf("did you mean %q?", near)}
+				return advice.With(err, fmt.Sprintf("did you mean %q?", near))
 			}
-			return hinted{err, "`kubectl get nodes` lists them"}
+			return advice.With(err, "`kubectl get nodes` lists them")
 		}
 	}
 	if f.Answers.Err == nil && !slices.Contains(ProbeNodes(f), node) {
-		return hinted{fmt.Errorf("no agent is on node %q: nobody would answer a grant there", node), "`node-mounts status --nodes` says why a node has none"}
+		return advice.With(fmt.Errorf("no agent is on node %q: nobody would answer a grant there", node), "`node-mounts status --nodes` says why a node has none")
 	}
 	return nil
 }
@@ -212,10 +213,7 @@ func (on *probed) take(ctx context.Context, s step) Result {
 	case errors.Is(err, errDoubt):
 		r.Status, r.Hint = Warn, s.do
 	case err != nil:
-		r.Status, r.Detail, r.Hint = Fail, oneLine(err)+" (after "+took+")", s.do
-		if better, ok := errors.AsType[hinted](err); ok {
-			r.Hint = better.hint
-		}
+		r.Status, r.Detail, r.Hint = Fail, oneLine(err)+" (after "+took+")", cmp.Or(advice.Hint(err), s.do) // it may know better than the step
 	}
 	return r
 }

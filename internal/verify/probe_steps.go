@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/kube/absence"
 	"github.com/datalayer/node-mounts/operator"
@@ -139,7 +140,7 @@ func neverRuns(p *corev1.Pod) error {
 		switch {
 		case w == nil:
 		case PrivateMounts(w.Message):
-			return hinted{fmt.Errorf("the Pod does not run: %s", waitingFor(p)), ShareMounts}
+			return advice.With(fmt.Errorf("the Pod does not run: %s", waitingFor(p)), ShareMounts)
 		case NeverPulled(w.Reason):
 			return fmt.Errorf("the Pod does not run: %s", waitingFor(p))
 		}
