@@ -48,12 +48,6 @@ var (
 	ErrSuperseded = errors.New("another set has been written since")
 )
 
-// podsResource is how an API server's Status names what it is about.
-const podsResource = "pods"
-
-// errNoAPIServer: any JSON object is read as a Pod, one without a name.
-var errNoAPIServer = errors.New("what answers is not a Kubernetes API server: its document is not the Pod")
-
 // NotGrantedError says that Remove was given targets that are not granted.
 type NotGrantedError struct {
 	Targets []string
@@ -163,17 +157,12 @@ func (c *Client) asked(p *corev1.Pod) (Asked, bool) {
 
 // get reads the Pod that is meant. ErrGone where another one has its name.
 func (c *Client) get(ctx context.Context, pod Pod) (*corev1.Pod, error) {
-	// No resource version: a quorum read, never an API server's old copy.
-	p, err := c.pods.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	p, err := absence.Pod(ctx, c.pods, pod.Namespace, pod.Name)
 	switch {
-	case absence.Said(err, podsResource, pod.Name):
+	case absence.PodSaid(err, pod.Name):
 		return nil, fmt.Errorf("%w: %w", ErrGone, err)
-	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("%w: %w", absence.ErrNotSaid, err)
 	case err != nil:
 		return nil, err
-	case !absence.Is(p, pod.Namespace, pod.Name):
-		return nil, errNoAPIServer
 	case pod.UID != "" && p.UID != pod.UID:
 		return nil, fmt.Errorf("%w: its name belongs to another Pod now (uid %s)", ErrGone, p.UID)
 	}
@@ -217,7 +206,7 @@ func (c *Client) edit(ctx context.Context, pod Pod, e edit) (Asked, error) {
 		case err == nil:
 			a, _ := c.asked(p)
 			return a, nil
-		case absence.Said(err, podsResource, pod.Name):
+		case absence.PodSaid(err, pod.Name):
 			return Asked{}, failed(e.op, pod, fmt.Errorf("%w: %w", ErrGone, err))
 		case !apierrors.IsConflict(err):
 			return Asked{}, failed(e.op, pod, err)

@@ -4,10 +4,10 @@ package main
 
 import (
 	"os"
-	"runtime/debug"
 
 	"github.com/datalayer/node-mounts/internal/agentcmd"
 	"github.com/datalayer/node-mounts/internal/checkout"
+	"github.com/datalayer/node-mounts/internal/obs"
 )
 
 func main() {
@@ -16,13 +16,5 @@ func main() {
 	if code, ours := checkout.Main(os.Args); ours {
 		os.Exit(code)
 	}
-	os.Exit(agentcmd.Main(version(), os.Args[1:], os.Stdout, os.Stderr))
-}
-
-// version is the module's, or the commit's where the build knows no tag.
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
+	os.Exit(agentcmd.Main(obs.Version(), os.Args[1:], os.Stdout, os.Stderr))
 }

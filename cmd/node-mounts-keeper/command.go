@@ -8,25 +8,15 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/keeper"
 	"github.com/datalayer/node-mounts/internal/obs"
 )
-
-// Exit statuses.
-const (
-	exitOK    = 0
-	exitError = 1
-	exitUsage = 2
-)
-
-// usageError is a command line that cannot be run.
-type usageError struct{ error }
 
 // settings are the values of the flags.
 type settings struct {
@@ -47,15 +37,13 @@ func run(version string, args []string, stdout, stderr io.Writer) int {
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
 	err := cmd.ExecuteContext(ctx)
-	if err == nil {
-		return exitOK
-	}
-	fmt.Fprintf(stderr, "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
-	if _, ok := errors.AsType[usageError](err); ok {
-		fmt.Fprintf(stderr, "hint: see %s --help\n", cmd.CommandPath())
-		return exitUsage
-	}
-	return exitError
+	advice.Print(stderr, err, advice.Hint)
+	return advice.Status(err)
+}
+
+// usage is a command line that cannot be run.
+func usage(cmd *cobra.Command, err error) error {
+	return advice.Usage(err, "see "+cmd.CommandPath()+" --help")
 }
 
 func command(version string, stderr io.Writer) *cobra.Command {
@@ -72,15 +60,15 @@ passed on to them, and they have --grace to finish what they are doing.`,
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("%q is no flag, and there are no arguments", args[0])}
+				return usage(cmd, fmt.Errorf("%q is no flag, and there are no arguments", args[0]))
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := s.check(); err != nil {
-				return usageError{err}
+				return usage(cmd, err)
 			}
 			if s.ask {
 				return s.tell(cmd.Context(), cmd.OutOrStdout())
@@ -91,7 +79,7 @@ passed on to them, and they have --grace to finish what they are doing.`,
 			return s.serve(cmd.Context(), version, stderr)
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	cmd.SetFlagErrorFunc(usage)
 	flags := cmd.Flags()
 	flags.StringVar(&s.socket, "socket", "/run/node-mounts-keeper/keeper.sock", "where to listen; the `path`'s folder is closed to all but root")
 	flags.StringVar(&s.cacheRoot, "cache-root", "", "`folder` for the caches of children, root's and used for nothing else: it is emptied; empty: no caches")

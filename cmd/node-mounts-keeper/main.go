@@ -4,9 +4,9 @@ package main
 
 import (
 	"os"
-	"runtime/debug"
 
 	"github.com/datalayer/node-mounts/internal/keeper"
+	"github.com/datalayer/node-mounts/internal/obs"
 )
 
 func main() {
@@ -14,13 +14,5 @@ func main() {
 	if code, ours := keeper.Main(os.Args); ours {
 		os.Exit(code)
 	}
-	os.Exit(run(version(), os.Args[1:], os.Stdout, os.Stderr))
-}
-
-// version is the module's, or the commit's where the build knows no tag.
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
+	os.Exit(run(obs.Version(), os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -7,13 +7,13 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // a kubeconfig may ask for OIDC
 
 	"github.com/datalayer/node-mounts/internal/cli"
 	"github.com/datalayer/node-mounts/internal/kube"
+	"github.com/datalayer/node-mounts/internal/obs"
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
 
@@ -22,7 +22,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), ending()...)
 	context.AfterFunc(ctx, stop)                  // the second signal ends the process at once
 	kube.RouteLogs(slog.New(slog.DiscardHandler)) // what matters of them comes back as an error
-	status := cli.Run(ctx, cli.Invocation{Args: os.Args, In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Version: version()})
+	status := cli.Run(ctx, cli.Invocation{Args: os.Args, In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Version: obs.Version()})
 	stop()
 	os.Exit(status)
 }
@@ -35,12 +35,4 @@ func ending() []os.Signal {
 		signals = append(signals, syscall.SIGHUP)
 	}
 	return signals
-}
-
-// version is the module's, or the commit's where the build knows no tag.
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
 }

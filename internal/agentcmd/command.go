@@ -4,53 +4,25 @@ package agentcmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/obs"
 )
 
-// Exit statuses.
-const (
-	exitOK    = 0
-	exitError = 1
-	exitUsage = 2
-	// exitChecks: something that was looked at is not as it must be.
-	exitChecks = 3
-	// exitTimeout: no answer in time.
-	exitTimeout = 4
-)
-
-// refusal is an error with what to do about it and the exit status it ends in.
-type refusal struct {
-	err    error
-	hint   string
-	status int
-}
-
-func (r *refusal) Error() string { return r.err.Error() }
-func (r *refusal) Unwrap() error { return r.err }
-
-// Hint says what to do about it.
-func (r *refusal) Hint() string { return r.hint }
-
-// Usage tells whether the command line is what is wrong.
-func (r *refusal) Usage() bool { return r.status == exitUsage }
-
 func usage(err error, hint string, args ...any) error {
-	return &refusal{err, fmt.Sprintf(hint, args...), exitUsage}
+	return advice.Usage(err, fmt.Sprintf(hint, args...))
 }
 
 func refuse(err error, hint string, args ...any) error {
-	return &refusal{err, fmt.Sprintf(hint, args...), exitError}
+	return advice.With(err, fmt.Sprintf(hint, args...))
 }
 
 // New is the command. Its flags are those of Options, its help names their
@@ -141,17 +113,8 @@ func Main(version string, args []string, stdout, stderr io.Writer, edits ...Edit
 
 // report tells the user of an error and turns it into an exit status.
 func report(stderr io.Writer, err error) int {
-	if err == nil {
-		return exitOK
-	}
-	// One line, also where several errors were joined.
-	fmt.Fprintf(stderr, "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
-	var r *refusal
-	if !errors.As(err, &r) {
-		return exitError
-	}
-	fmt.Fprintf(stderr, "hint: %s\n", r.hint)
-	return r.status
+	advice.Print(stderr, err, advice.Hint)
+	return advice.Status(err)
 }
 
 // untilSignal ends its context at the first SIGTERM or SIGINT and the process at
@@ -170,7 +133,7 @@ func untilSignal() (ctx context.Context, stop func()) {
 		}
 		select {
 		case <-signals:
-			os.Exit(exitError)
+			os.Exit(advice.StatusError)
 		case <-done:
 		}
 	}()

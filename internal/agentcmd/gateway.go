@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 const (
@@ -71,7 +73,7 @@ func printGateway(ctx context.Context, out io.Writer, port int) error {
 	const hint = "is an agent running in this container, and is its --health-port %d?"
 	resp, err := client.Do(req)
 	if os.IsTimeout(err) {
-		return &refusal{fmt.Errorf("ask the agent: %w", err), "look at its log: it does not answer", exitTimeout}
+		return advice.Late(fmt.Errorf("ask the agent: %w", err), "look at its log: it does not answer")
 	}
 	if err != nil {
 		return refuse(fmt.Errorf("ask the agent: %w", err), hint, port)

@@ -19,6 +19,7 @@ import (
 	"testing"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/bucket"
 	"github.com/datalayer/node-mounts/internal/keeper"
@@ -79,8 +80,7 @@ func found(context.Context) (net.Conn, error) { return nil, errFound }
 func TestBucketsNeedAKeeperAndSecrets(t *testing.T) {
 	for flag, off := range map[string]string{"keeper": "", "credentials": "false"} {
 		_, err := resolve(lookup(bucketsOn(map[string]string{flag: off})), lookup(nil))
-		var r *refusal
-		if !errors.As(err, &r) || r.status != exitUsage || !strings.Contains(r.Error(), "--buckets needs --"+flag) || r.hint == "" {
+		if advice.Status(err) != advice.StatusUsage || !strings.Contains(err.Error(), "--buckets needs --"+flag) || advice.Hint(err) == "" {
 			t.Errorf("without --%s: %v", flag, err)
 		}
 	}
@@ -174,8 +174,7 @@ func TestMountS3IsKnownByItsName(t *testing.T) {
 		t.Errorf("%v, %v", r, err)
 	}
 	_, err = runnerOf(t, map[string]string{"bucket-endpoint": "ftp://minio.example.org"})
-	var refused *refusal
-	if !errors.As(err, &refused) || refused.status != exitUsage || !strings.Contains(refused.hint, "--bucket") {
+	if advice.Status(err) != advice.StatusUsage || !strings.Contains(advice.Hint(err), "--bucket") {
 		t.Errorf("an endpoint that is none: %v", err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/datalayer/node-mounts/internal/journal"
+
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 func TestASecondAgentOfANodeIsRefused(t *testing.T) {
@@ -29,12 +31,9 @@ func mkdir(t *testing.T, dir string) string {
 	return dir
 }
 
-// Commands of other packages tell errors of these by their methods.
 func TestARefusalSaysWhatToDoAndWhetherItIsOfUsage(t *testing.T) {
-	for want, err := range map[bool]error{true: usage(errors.New("e"), "do"), false: refuse(errors.New("e"), "do")} {
-		var advice interface{ Hint() string }
-		var wrong interface{ Usage() bool }
-		if !errors.As(err, &advice) || advice.Hint() != "do" || !errors.As(err, &wrong) || wrong.Usage() != want {
+	for want, err := range map[int]error{advice.StatusUsage: usage(errors.New("e"), "do"), advice.StatusError: refuse(errors.New("e"), "do")} {
+		if advice.Hint(err) != "do" || advice.Status(err) != want {
 			t.Errorf("%#v", err)
 		}
 	}

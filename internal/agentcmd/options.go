@@ -14,6 +14,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/delivery"
+	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/obs"
 )
 
@@ -70,12 +71,12 @@ func nodeOptions() []Option {
 			set:  func(s *settings, v string) error { return name(&s.node, v, 253) },
 		},
 		{
-			Flag: "shared-root", Env: "DATALAYER_SHARED_FS_MOUNT_PATH", Default: "/mnt/shared-fs", Type: "path",
+			Flag: "shared-root", Env: "DATALAYER_SHARED_FS_MOUNT_PATH", Default: nodeview.DefaultSharedRoot, Type: "path",
 			Help: "where the shared claim with the folders to grant is mounted",
 			set:  func(s *settings, v string) error { return dir(&s.sharedRoot, v) },
 		},
 		{
-			Flag: "root", Env: "DATALAYER_NODE_MOUNT_GATEWAY_ROOT", Default: "/var/lib/datalayer/node-mount-gateway", Type: "path",
+			Flag: "root", Env: "DATALAYER_NODE_MOUNT_GATEWAY_ROOT", Default: nodeview.DefaultRoot, Type: "path",
 			Help: "the agent's own folder: trees and journal; a host path, propagated Bidirectional",
 			set:  func(s *settings, v string) error { return dir(&s.root, v) },
 		},
@@ -85,7 +86,7 @@ func nodeOptions() []Option {
 			set:  func(s *settings, v string) error { return dir(&s.kubelet, v) },
 		},
 		{
-			Flag: "namespace", Env: "DATALAYER_RUNTIMES_NAMESPACE", Default: "datalayer-runtimes", Type: "name", EmptyCounts: true,
+			Flag: "namespace", Env: "DATALAYER_RUNTIMES_NAMESPACE", Default: nodeview.DefaultNamespace, Type: "name", EmptyCounts: true,
 			Help: "namespace whose Pods are served; empty: all namespaces",
 			set: func(s *settings, v string) error {
 				if v == "" {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/delivery"
 )
@@ -172,13 +173,13 @@ func TestNonsenseIsRefusedWithWhatToDo(t *testing.T) {
 		for _, v := range values {
 			flags := map[string]string{"node-id": "a", flag: v}
 			_, err := resolve(lookup(flags), lookup(nil))
-			var r *refusal
-			if !errors.As(err, &r) {
-				t.Errorf("--%s %q: %v", flag, v, err)
+			if err == nil {
+				t.Errorf("--%s %q is taken", flag, v)
 				continue
 			}
-			if r.status != exitUsage || r.hint == "" || !strings.Contains(r.Error(), "--"+flag) || strings.ContainsAny(r.Error()+r.hint, "\n\x00") {
-				t.Errorf("--%s %q: status %d, error %q, hint %q", flag, v, r.status, r, r.hint)
+			status, hint := advice.Status(err), advice.Hint(err)
+			if status != advice.StatusUsage || hint == "" || !strings.Contains(err.Error(), "--"+flag) || strings.ContainsAny(err.Error()+hint, "\n\x00") {
+				t.Errorf("--%s %q: status %d, error %q, hint %q", flag, v, status, err, hint)
 			}
 		}
 	}
@@ -278,7 +279,7 @@ func TestTheHelpNamesEveryFlagVariableAndDefault(t *testing.T) {
 	if status, stdout, _ := execute(1000, nil, "--version"); status != 0 || !strings.Contains(stdout, "v1.2.3") {
 		t.Errorf("the version is %q", stdout)
 	}
-	if status := report(io.Discard, errors.New("of no special sort")); status != exitError {
+	if status := report(io.Discard, errors.New("of no special sort")); status != advice.StatusError {
 		t.Errorf("an error of no special sort is status %d", status)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/deadline"
@@ -80,7 +81,7 @@ func probe(ctx context.Context, out io.Writer, s settings, asJSON, claim bool) e
 		err = writeProbe(out, doc, claim)
 	}
 	if err == nil && len(doc.Faults) > 0 {
-		return &refusal{fmt.Errorf("%w: %d faults", errCannotServe, len(doc.Faults)), "each fault says what to do", exitChecks}
+		return advice.Failing(fmt.Errorf("%w: %d faults", errCannotServe, len(doc.Faults)), "each fault says what to do")
 	}
 	return err
 }

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 // stuckEnv makes the test binary a command that does not end in order.
@@ -55,7 +57,7 @@ func TestASecondSignalEndsTheProcessAtOnce(t *testing.T) {
 		}
 	}
 	var exit *exec.ExitError
-	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != exitError {
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != advice.StatusError {
 		t.Errorf("it ended with %v", err)
 	}
 }

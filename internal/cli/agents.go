@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/nodeview"
 )
@@ -39,7 +40,7 @@ func (a *asking) allowed(err error) error {
 	if !apierrors.IsForbidden(err) {
 		return err
 	}
-	return hinted{err, a.rights()}
+	return advice.With(err, a.rights())
 }
 
 // rights are those that asking the agents needs.
@@ -127,7 +128,7 @@ func reason(a fleet.Answer) string {
 // tell writes what could not be seen, for a person.
 func (s sight) tell(errOut io.Writer) {
 	for _, line := range s.unknown {
-		fmt.Fprintln(errOut, plain(line))
+		fmt.Fprintln(errOut, advice.Plain(line))
 	}
 }
 

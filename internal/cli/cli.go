@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 // programName is what the command is called, and pluginName what kubectl looks
@@ -96,11 +98,11 @@ Pod; the agent on the Pod's node mounts it and answers.`,
 		cmd.SuggestionsMinimumDistance = 2
 		err := fmt.Errorf("unknown command %q", args[0])
 		if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
-			err = hinted{err, "did you mean `" + programName + " " + like[0] + "`?"}
+			err = advice.With(err, "did you mean `"+programName+" "+like[0]+"`?")
 		}
 		return err
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return advice.Usage(err, "") })
 	root.AddCommand(
 		newGrant(), newRevoke(), newWait(), newStatus(), newDebug(version),
 		newExplain(), newRecover(), newDemo(), newVersion(version),
@@ -138,7 +140,7 @@ func asUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return usageError{err}
+			return advice.Usage(err, "")
 		}
 		return nil
 	}

@@ -22,6 +22,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/operator"
 )
 
@@ -40,14 +41,24 @@ type cluster struct {
 
 // bind adds the flags to a command.
 func (c *cluster) bind(cmd *cobra.Command) {
+	c.bindNamespace(cmd, "", "namespace of the Pod; without it that of the kubeconfig")
+	c.bindServer(cmd)
+	cmd.Flags().StringVar(&c.prefix, "annotation-prefix", grant.DefaultPrefix, "domain of the annotations and the label")
+}
+
+// bindNamespace adds -n.
+func (c *cluster) bindNamespace(cmd *cobra.Command, without, usage string) {
+	cmd.Flags().StringVarP(&c.namespace, "namespace", "n", without, usage)
+	completeWith(cmd, "namespace", c.namespaces)
+}
+
+// bindServer adds what says which API server it is.
+func (c *cluster) bindServer(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVarP(&c.namespace, "namespace", "n", "", "namespace of the Pod; without it that of the kubeconfig")
 	f.StringVar(&c.context, "context", "", "context of the kubeconfig; without it the current one")
 	f.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig to use; without it KUBECONFIG or ~/.kube/config")
-	f.StringVar(&c.prefix, "annotation-prefix", grant.DefaultPrefix, "domain of the annotations and the label")
 	f.DurationVar(&c.timeout, "request-timeout", defaultRequestTimeout, "how long one request may take, 0 for ever")
 	takesFile(cmd, "kubeconfig")
-	completeWith(cmd, "namespace", c.namespaces)
 	completeWith(cmd, "context", c.contexts)
 }
 
@@ -135,10 +146,10 @@ func (c *cluster) connect() (*session, error) {
 // check looks at the flags alone.
 func (c *cluster) check() error {
 	if problems := validation.IsDNS1123Subdomain(c.prefix); len(problems) > 0 {
-		return usageError{fmt.Errorf("--annotation-prefix %.80q is no domain: %s", c.prefix, problems[0])}
+		return advice.Usage(fmt.Errorf("--annotation-prefix %.80q is no domain: %s", c.prefix, problems[0]), "")
 	}
 	if c.timeout < 0 {
-		return usageError{fmt.Errorf("--request-timeout %s is no time: 0 is for ever", c.timeout)}
+		return advice.Usage(fmt.Errorf("--request-timeout %s is no time: 0 is for ever", c.timeout), "")
 	}
 	return checkNamespace("--namespace", c.namespace)
 }
@@ -150,7 +161,7 @@ func checkNamespace(flag, value string) error {
 		return nil
 	}
 	if problem := namespaceProblem(value); problem != "" {
-		return usageError{fmt.Errorf("%s %.80q is no name of a namespace: %s", flag, value, problem)}
+		return advice.Usage(fmt.Errorf("%s %.80q is no name of a namespace: %s", flag, value, problem), "")
 	}
 	return nil
 }
@@ -211,9 +222,9 @@ func (c *cluster) loader() clientcmd.ClientConfig {
 
 func unusable(err error) error {
 	if clientcmd.IsEmptyConfig(err) {
-		return hinted{errors.New("there is no kubeconfig, and this is not a Pod"), "set --kubeconfig or KUBECONFIG"}
+		return advice.With(errors.New("there is no kubeconfig, and this is not a Pod"), "set --kubeconfig or KUBECONFIG")
 	}
-	return hinted{fmt.Errorf("the kubeconfig cannot be used: %w", err), "check --kubeconfig, --context and KUBECONFIG: `kubectl config view` shows what is in them"}
+	return advice.With(fmt.Errorf("the kubeconfig cannot be used: %w", err), "check --kubeconfig, --context and KUBECONFIG: `kubectl config view` shows what is in them")
 }
 
 // pod is the Pod that an argument names: "sandbox", or "pod/sandbox" as kubectl
@@ -221,7 +232,7 @@ func unusable(err error) error {
 func (s *session) pod(arg string) (operator.Pod, error) {
 	name := strings.TrimPrefix(strings.TrimPrefix(arg, "pods/"), "pod/")
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-		return operator.Pod{}, usageError{hinted{fmt.Errorf("%.80q is no name of a Pod", arg), "give its name alone; -n chooses the namespace"}}
+		return operator.Pod{}, advice.Usage(fmt.Errorf("%.80q is no name of a Pod", arg), "give its name alone; -n chooses the namespace")
 	}
 	return operator.Pod{Namespace: s.namespace, Name: name}, nil
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/awscreds"
 )
 
@@ -203,7 +204,7 @@ func (i *imported) clean(d dataset, kind grant.Kind, source string) error {
 	var err error
 	i.mount, err = grant.Clean(m)
 	if refusal, ok := errors.AsType[*grant.Refusal](err); ok {
-		return hinted{errors.New(refusal.Message), remedy(refusal.Code)}
+		return advice.With(errors.New(refusal.Message), remedy(refusal.Code))
 	}
 	return err
 }

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/bundle"
 	"github.com/datalayer/node-mounts/internal/fleet"
 )
@@ -81,12 +82,12 @@ func (d *debugging) run(ctx context.Context, out, errOut io.Writer, arg string) 
 	if err := c.into.Write(d.file); err != nil {
 		err = fmt.Errorf("write the bundle: %w", err)
 		if errors.Is(err, fs.ErrExist) {
-			return hinted{err, "-o chooses another name"}
+			return advice.With(err, "-o chooses another name")
 		}
 		return err
 	}
 	for _, m := range c.into.Missing() {
-		fmt.Fprintln(errOut, plain("left out: "+m))
+		fmt.Fprintln(errOut, advice.Plain("left out: "+m))
 	}
 	fmt.Fprintf(out, "%s: %d files. Its README.txt says what is in it.\n", d.file, c.into.Len())
 	return nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/demo"
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
@@ -24,7 +25,7 @@ inside the sandbox. It needs root, and leaves nothing behind.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := simnode.Enter(); err != nil {
 				if errors.Is(err, syscall.EPERM) {
-					err = hinted{err, "run it as root, in a container with --privileged"}
+					err = advice.With(err, "run it as root, in a container with --privileged")
 				}
 				return err
 			}

@@ -15,18 +15,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/demo"
-	"github.com/datalayer/node-mounts/internal/verify"
 	"github.com/datalayer/node-mounts/operator"
-)
-
-// Exit statuses.
-const (
-	exitOK = iota
-	exitError
-	exitUsage
-	exitChecks
-	exitTimeout
 )
 
 // ExitStatus is one row of the table of exit statuses.
@@ -38,121 +29,44 @@ type ExitStatus struct {
 // ExitStatuses is the table of exit statuses.
 func ExitStatuses() []ExitStatus {
 	return []ExitStatus{
-		{exitOK, "done; after a wait: what the command asked for is so (`wait`: the whole set)"},
-		{exitError, "an error; after a wait: something of that is not so"},
-		{exitUsage, "the command line cannot be understood"},
-		{exitChecks, "something that was checked is not as it must be"},
-		{exitTimeout, "no answer in time"},
+		{advice.StatusOK, "done; after a wait: what the command asked for is so (`wait`: the whole set)"},
+		{advice.StatusError, "an error; after a wait: something of that is not so"},
+		{advice.StatusUsage, "the command line cannot be understood"},
+		{advice.StatusChecks, "something that was checked is not as it must be"},
+		{advice.StatusTimeout, "no answer in time"},
 	}
 }
 
-// usageError is a command line that cannot be understood.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
-// Usage says so. Errors of other packages have the method too.
-func (usageError) Usage() bool { return true }
-
-// hinted is an error with what to do about it.
-type hinted struct {
-	error
-	hint string
-}
-
-func (h hinted) Unwrap() error { return h.error }
-
-// Hint is what to do. Errors of other packages have the method too.
-func (h hinted) Hint() string { return h.hint }
-
-// timedOut is an answer that did not come in time.
-type timedOut struct{ error }
-
-func (t timedOut) Unwrap() error { return t.error }
-
-// several are errors that are told one by one.
-type several []error
-
-func (s several) Error() string   { return errors.Join(s...).Error() }
-func (s several) Unwrap() []error { return s }
-
-// exitStatus is the one place where an error becomes an exit status.
+// exitStatus is the exit status that an error ends in.
 func exitStatus(err error) int {
-	var usage interface{ Usage() bool }
-	var late timedOut
-	switch {
-	case err == nil:
-		return exitOK
-	case errors.As(err, &usage) && usage.Usage():
-		return exitUsage
-	case errors.As(err, &late):
-		return exitTimeout
-	case errors.Is(err, demo.ErrFailed), errors.Is(err, verify.ErrFailed):
-		return exitChecks
+	if errors.Is(err, demo.ErrFailed) {
+		return advice.StatusChecks
 	}
-	return exitError
+	return advice.Status(err)
 }
 
-// report tells the user of an error: what it is, a line each, and what to do,
-// each thing once. name is what the program is called by.
+// report tells the user of an error. name is what the program is called by.
 func report(w io.Writer, name string, err error) {
-	if err == nil {
-		return
-	}
-	errs := several{err}
-	if s, ok := errors.AsType[several](err); ok {
-		errs = s
-	}
+	told := err
 	if errors.Is(err, context.Canceled) {
 		fmt.Fprintln(w, "error: interrupted")
-		errs = beside(err, context.Canceled)
+		told = beside(err, context.Canceled)
 	}
 	if errors.Is(err, demo.ErrOutput) && errors.Is(err, syscall.EPIPE) {
-		errs = beside(err, demo.ErrOutput) // `demo | head`: whoever reads has seen enough
+		told = beside(err, demo.ErrOutput) // `demo | head`: whoever reads has seen enough
 	}
-	told := map[string]bool{}
-	var hints []string
-	for _, e := range errs {
-		line := "error: " + plain(oneLine(e.Error()))
-		hint := strings.ReplaceAll(hintOf(e, name), "`"+programName, "`"+name)
-		if !told[line] {
-			fmt.Fprintln(w, line)
-		}
-		if hint != "" && !told[hint] {
-			hints = append(hints, hint)
-		}
-		told[line], told[hint] = true, true
-	}
-	for _, h := range hints {
-		fmt.Fprintln(w, "hint:", h)
-	}
-}
-
-// oneLine makes a line of text that has several. Some programs leave lines between
-// theirs empty, or end one with a mark of its own.
-func oneLine(text string) string {
-	var one string
-	for line := range strings.Lines(text) {
-		switch line = strings.TrimSpace(line); {
-		case line == "":
-		case one == "":
-			one = line
-		case strings.ContainsRune(".:;,", rune(one[len(one)-1])):
-			one += " " + line
-		default:
-			one += "; " + line
-		}
-	}
-	return one
+	advice.Print(w, told, func(err error) string {
+		return strings.ReplaceAll(hintOf(err, name), "`"+programName, "`"+name)
+	})
 }
 
 // beside are the errors joined to one: what could not be put away when something
 // was interrupted.
-func beside(err, one error) several {
+func beside(err, one error) advice.Several {
 	joined, ok := err.(interface{ Unwrap() []error }) // at the top alone: what is wrapped deeper is its wrapper's
 	switch {
 	case ok:
-		var out several
+		var out advice.Several
 		for _, e := range joined.Unwrap() {
 			out = append(out, beside(e, one)...)
 		}
@@ -160,21 +74,20 @@ func beside(err, one error) several {
 	case errors.Is(err, one):
 		return nil
 	}
-	return several{err}
+	return advice.Several{err}
 }
 
 // hintOf says what to do about an error, "" where the error says it.
 func hintOf(err error, name string) string {
-	var advice interface{ Hint() string }
 	var refusal *grant.Refusal
-	var usage usageError
 	var unreachable *url.Error
+	hint := advice.Hint(err)
 	switch {
-	case errors.As(err, &advice):
-		return advice.Hint()
+	case hint != "":
+		return hint
 	case errors.As(err, &refusal):
 		return remedy(refusal.Code)
-	case errors.As(err, &usage):
+	case exitStatus(err) == advice.StatusUsage:
 		return name + " --help lists the commands, and each command's --help its flags"
 	case errors.Is(err, operator.ErrGone):
 		return "`kubectl get pods` lists the Pods; -n chooses the namespace"

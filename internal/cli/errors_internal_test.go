@@ -7,16 +7,17 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/demo"
 )
 
 func TestErrorsBecomeExitStatusesInOnePlace(t *testing.T) {
 	for want, err := range map[int]error{
-		exitOK:      nil,
-		exitError:   errors.New("e"),
-		exitUsage:   fmt.Errorf("wrapped: %w", hinted{usageError{errors.New("e")}, "h"}),
-		exitChecks:  fmt.Errorf("wrapped: %w", demo.ErrFailed),
-		exitTimeout: fmt.Errorf("wrapped: %w", timedOut{errors.New("e")}),
+		advice.StatusOK:      nil,
+		advice.StatusError:   errors.New("e"),
+		advice.StatusUsage:   fmt.Errorf("wrapped: %w", advice.With(advice.Usage(errors.New("e"), ""), "h")),
+		advice.StatusChecks:  fmt.Errorf("wrapped: %w", demo.ErrFailed),
+		advice.StatusTimeout: fmt.Errorf("wrapped: %w", advice.Late(errors.New("e"), "")),
 	} {
 		if got := exitStatus(err); got != want {
 			t.Errorf("%v: %d, want %d", err, got, want)
@@ -33,8 +34,8 @@ func TestWhatIsReportedIsSafeForATerminalAndComplete(t *testing.T) {
 		{errors.New("two\nlines \x1b[31m"), "error: two; lines \uFFFD[31m\n"},
 		{errors.New("one\n\n two;\n"), "error: one; two;\n"},
 		{errors.New("it is not there.\n\nSee:\nthe page"), "error: it is not there. See: the page\n"},
-		{hinted{errors.New("e"), "run `node-mounts x`, and node-mounts y"}, "error: e\nhint: run `kubectl node-mounts x`, and node-mounts y\n"},
-		{fmt.Errorf("in a file: %w", several{hinted{errors.New("a"), "h"}, hinted{errors.New("b"), "h"}, errors.New("a")}), "error: a\nerror: b\nhint: h\n"},
+		{advice.With(errors.New("e"), "run `node-mounts x`, and node-mounts y"), "error: e\nhint: run `kubectl node-mounts x`, and node-mounts y\n"},
+		{fmt.Errorf("in a file: %w", advice.Several{advice.With(errors.New("a"), "h"), advice.With(errors.New("b"), "h"), errors.New("a")}), "error: a\nerror: b\nhint: h\n"},
 		{fmt.Errorf("waiting: %w", context.Canceled), "error: interrupted\n"},
 		{errors.Join(context.Canceled, errors.New("something is left")), "error: interrupted\nerror: something is left\n"},
 	} {

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/spelling"
 )
 
@@ -83,9 +84,9 @@ func findCodes(args []string) ([]grant.CodeInfo, error) {
 		if i < 0 {
 			err := fmt.Errorf("there is no code %.80q", arg)
 			if like := closest(wanted); like != "" {
-				return nil, hinted{err, "did you mean " + like + "?"}
+				return nil, advice.With(err, "did you mean "+like+"?")
 			}
-			return nil, hinted{err, "`node-mounts explain` lists them"}
+			return nil, advice.With(err, "`node-mounts explain` lists them")
 		}
 		found = append(found, grant.Codes()[i])
 	}

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 // The names that a file of mounts may use, and each mount in it.
@@ -39,7 +40,7 @@ func parseMounts(text []byte) (mounts []grant.Mount, notes []string, err error) 
 	if set.Whole != nil {
 		return nil, nil, set.Whole
 	}
-	var errs several
+	var errs advice.Several
 	for i := range set.Refused {
 		errs = append(errs, &set.Refused[i])
 	}
@@ -96,7 +97,7 @@ func fromYAML(text []byte) ([]byte, error) {
 		more = more || err != nil
 	}
 	if more {
-		return nil, hinted{errors.New("it has more than one document"), "put all mounts into one list: of several documents only the first would count"}
+		return nil, advice.With(errors.New("it has more than one document"), "put all mounts into one list: of several documents only the first would count")
 	}
 	return converted, nil
 }
@@ -138,7 +139,7 @@ func checkNames(text []byte, mounts []grant.Mount) (notes []string, err error) {
 			return nil, err
 		}
 		if name := unknown(object, mountNames()); name != "" {
-			return nil, hinted{fmt.Errorf("%.80q of mount %d has no meaning", name, i), "the names are " + strings.Join(mountNames(), ", ")}
+			return nil, advice.With(fmt.Errorf("%.80q of mount %d has no meaning", name, i), "the names are "+strings.Join(mountNames(), ", "))
 		}
 		var target, source string
 		if err := errors.Join(json.Unmarshal(object["target"], &target), json.Unmarshal(object["source"], &source)); err != nil {

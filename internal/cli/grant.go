@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/operator"
 )
 
@@ -96,7 +95,7 @@ func (g *granting) run(cmd *cobra.Command, arg string) error {
 		return err
 	}
 	for _, note := range g.notes {
-		fmt.Fprintln(cmd.ErrOrStderr(), plain(note))
+		fmt.Fprintln(cmd.ErrOrStderr(), advice.Plain(note))
 	}
 	s, pod, err := g.open(arg)
 	if err != nil {
@@ -126,7 +125,7 @@ func (g *granting) run(cmd *cobra.Command, arg string) error {
 // mendable adds what to do where a Pod's annotation is in the way.
 func (s *session) mendable(pod operator.Pod, err error) error {
 	if errors.Is(err, operator.ErrUnreadable) {
-		return hinted{err, "`node-mounts grant " + s.mine(pod) + " -f FILE --replace` writes the whole set anew"}
+		return advice.With(err, "`node-mounts grant "+s.mine(pod)+" -f FILE --replace` writes the whole set anew")
 	}
 	return err
 }
@@ -153,14 +152,17 @@ func (g *granting) mounts(cmd *cobra.Command) ([]grant.Mount, error) {
 	}
 	if g.file == "" {
 		if g.source == "" || g.target == "" {
-			return nil, usageError{fmt.Errorf("what to mount is not said: give --source and --target, or -f")}
+			return nil, advice.Usage(fmt.Errorf("what to mount is not said: give --source and --target, or -f"), "")
 		}
 		return g.one()
 	}
 	if len(given) > 0 {
-		return nil, usageError{fmt.Errorf("with -f the file says what to mount: leave out %s", strings.Join(given, ", "))}
+		return nil, advice.Usage(fmt.Errorf("with -f the file says what to mount: leave out %s", strings.Join(given, ", ")), "")
 	}
-	text, err := g.read(cmd.InOrStdin())
+	text, err := readInput(cmd.InOrStdin(), g.file, grant.MaxAnnotationBytes, "-f takes a file with the mounts, or - for standard input")
+	if errors.Is(err, errTooLarge) {
+		return nil, fmt.Errorf("%s is larger than an annotation may be", g.file)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -170,17 +172,17 @@ func (g *granting) mounts(cmd *cobra.Command) ([]grant.Mount, error) {
 		return nil, fmt.Errorf("%s: %w", g.file, err)
 	}
 	if len(mounts) == 0 {
-		return nil, hinted{fmt.Errorf("%s has no mounts", g.file), "`node-mounts revoke POD --all` revokes everything"}
+		return nil, advice.With(fmt.Errorf("%s has no mounts", g.file), "`node-mounts revoke POD --all` revokes everything")
 	}
 	return mounts, nil
 }
 
 func (g *granting) one() ([]grant.Mount, error) {
 	if _, ok := grant.Kind(strings.TrimSpace(g.kind)).Info(); !ok {
-		return nil, usageError{fmt.Errorf("--kind %.80q: it is one of %s, or \"\"", g.kind, kindNames())}
+		return nil, advice.Usage(fmt.Errorf("--kind %.80q: it is one of %s, or \"\"", g.kind, kindNames()), "")
 	}
 	if mode := strings.ToLower(strings.TrimSpace(g.mode)); mode != "" && mode != string(grant.ReadOnly) && mode != string(grant.ReadWrite) {
-		return nil, usageError{fmt.Errorf("--mode %.80q: it is one of %s, %s", g.mode, grant.ReadWrite, grant.ReadOnly)}
+		return nil, advice.Usage(fmt.Errorf("--mode %.80q: it is one of %s, %s", g.mode, grant.ReadWrite, grant.ReadOnly), "")
 	}
 	m := grant.Mount{
 		Kind: grant.Kind(g.kind), Source: g.source, Target: g.target, Mode: grant.Mode(g.mode),
@@ -198,22 +200,4 @@ func (g *granting) one() ([]grant.Mount, error) {
 	}
 	g.notes = noteRooted(nil, g.source, m)
 	return []grant.Mount{m}, nil
-}
-
-// read reads the file, as far as it can be an annotation.
-func (g *granting) read(stdin io.Reader) ([]byte, error) {
-	in := stdin
-	if g.file != "-" {
-		f, err := os.Open(g.file)
-		if err != nil {
-			return nil, hinted{err, "-f takes a file with the mounts, or - for standard input"}
-		}
-		defer f.Close()
-		in = f
-	}
-	b, err := io.ReadAll(io.LimitReader(in, grant.MaxAnnotationBytes+1))
-	if err == nil && len(b) > grant.MaxAnnotationBytes {
-		err = fmt.Errorf("%s is larger than an annotation may be", g.file)
-	}
-	return b, err
 }

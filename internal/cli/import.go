@@ -6,15 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/datalayer/node-mounts/grant"
-	"github.com/datalayer/node-mounts/operator"
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 // Forms of import that other commands read.
@@ -90,7 +87,7 @@ type imports struct {
 	mounts  []grant.Mount
 	secrets []newSecret
 	notes   []importNote
-	errs    several
+	errs    advice.Several
 
 	namespace, pod, uid string // that the Secrets are for
 	// where is the flags for its namespace and its cluster.
@@ -107,7 +104,10 @@ func (i *importing) run(cmd *cobra.Command, file string) error {
 	if err := i.check(); err != nil {
 		return err
 	}
-	text, err := readFile(cmd.InOrStdin(), file)
+	text, err := readInput(cmd.InOrStdin(), file, maxDatasets, "FILE is one of Datasets, without it they are read from standard input")
+	if errors.Is(err, errTooLarge) {
+		return advice.With(fmt.Errorf("%s is larger than %d MiB", file, maxDatasets>>20), "split it")
+	}
 	if err != nil {
 		return err
 	}
@@ -116,17 +116,17 @@ func (i *importing) run(cmd *cobra.Command, file string) error {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	for _, p := range passed {
-		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", plain(p)+": it is no Dataset, and passed over")
+		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", advice.Plain(p)+": it is no Dataset, and passed over")
 	}
 	if len(found) == 0 {
-		return hinted{fmt.Errorf("%s has no Datasets", file), "`kubectl get datasets -A -o yaml` writes those of a cluster"}
+		return advice.With(fmt.Errorf("%s has no Datasets", file), "`kubectl get datasets -A -o yaml` writes those of a cluster")
 	}
 	all, err := i.convert(cmd.Context(), found)
 	if err != nil {
 		return err
 	}
 	for _, n := range all.notes {
-		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", plain(n.Dataset+": "+n.Note))
+		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", advice.Plain(n.Dataset+": "+n.Note))
 	}
 	if len(all.mounts) > 0 || i.form.structured() {
 		if err := all.write(cmd.OutOrStdout(), i.form, file); err != nil {
@@ -139,23 +139,6 @@ func (i *importing) run(cmd *cobra.Command, file string) error {
 	return nil
 }
 
-func readFile(stdin io.Reader, file string) ([]byte, error) {
-	in := stdin
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, hinted{err, "FILE is one of Datasets, without it they are read from standard input"}
-		}
-		defer f.Close()
-		in = f
-	}
-	b, err := io.ReadAll(io.LimitReader(in, maxDatasets+1))
-	if err == nil && len(b) > maxDatasets {
-		err = fmt.Errorf("%s is larger than %d MiB: split it", file, maxDatasets>>20)
-	}
-	return b, err
-}
-
 func (i *importing) convert(ctx context.Context, found []dataset) (imports, error) {
 	all := imports{namespace: i.namespace, pod: somePod, uid: someUID, where: in(i.namespace)}
 	prefix := ""
@@ -164,12 +147,9 @@ func (i *importing) convert(ctx context.Context, found []dataset) (imports, erro
 		if err != nil {
 			return all, err
 		}
-		p, err := s.api.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			err = fmt.Errorf("%w: %w", operator.ErrGone, err)
-		}
+		p, err := s.read(ctx, pod)
 		if err != nil {
-			return all, fmt.Errorf("read Pod %s/%s: %w", pod.Namespace, pod.Name, err)
+			return all, err
 		}
 		all.namespace, all.pod, all.uid, prefix = p.Namespace, p.Name, string(p.UID), p.Name+"-"
 		all.where = in(p.Namespace) + s.elsewhere

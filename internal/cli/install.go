@@ -15,6 +15,7 @@ import (
 
 	"github.com/datalayer/node-mounts/charts"
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/install"
 	"github.com/datalayer/node-mounts/internal/verify"
@@ -32,17 +33,12 @@ type releasing struct {
 func (r *releasing) bind(cmd *cobra.Command, operator string) {
 	c, f := &r.cluster, cmd.Flags()
 	c.prefix = grant.DefaultPrefix
-	f.StringVarP(&c.namespace, "namespace", "n", install.DefaultNamespace, "namespace of the release: that of the shared claim")
-	f.StringVar(&c.context, "context", "", "context of the kubeconfig; without it the current one")
-	f.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig to use; without it KUBECONFIG or ~/.kube/config")
-	f.DurationVar(&c.timeout, "request-timeout", defaultRequestTimeout, "how long one request may take, 0 for ever")
+	c.bindNamespace(cmd, install.DefaultNamespace, "namespace of the release: that of the shared claim")
+	c.bindServer(cmd)
 	f.DurationVar(&r.timeout, "timeout", install.DefaultTimeout, "how long each wait for the nodes may take")
 	f.StringVar(&r.operator, "operator", "", operator)
 	f.BoolVar(&r.verbose, "verbose", false, "tell what Helm does on standard error")
 	r.form.bind(cmd, readable, asJSON)
-	takesFile(cmd, "kubeconfig")
-	completeWith(cmd, "namespace", c.namespaces)
-	completeWith(cmd, "context", c.contexts)
 }
 
 // half is the Deployment that --operator names, nil without one. It looks at the
@@ -52,7 +48,7 @@ func (r *releasing) half() (*install.Operator, error) {
 		return nil, err
 	}
 	if r.timeout <= 0 {
-		return nil, usageError{fmt.Errorf("--timeout %s is no time to wait", r.timeout)}
+		return nil, advice.Usage(fmt.Errorf("--timeout %s is no time to wait", r.timeout), "")
 	}
 	if r.operator == "" {
 		return nil, nil
@@ -77,7 +73,7 @@ func (r *releasing) open(cmd *cobra.Command) (install.Cluster, *rest.Config, err
 		logs = cmd.ErrOrStderr()
 	}
 	helm, err := install.NewHelm(cfg, r.cluster.namespace, logs)
-	progress := func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), plain(line)) }
+	progress := func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), advice.Plain(line)) }
 	agents := &fleet.Cluster{Client: client, Config: cfg, Namespace: r.cluster.namespace}
 	return install.Cluster{Client: client, Helm: helm, Agents: agents, Progress: progress}, cfg, err
 }
@@ -109,7 +105,7 @@ Values of the chart come from these variables, then --values, then --set, then
 		Args: takes(0, 0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dryRun && cmd.Flags().Changed("output") {
-				return usageError{errors.New("--dry-run writes manifests, and -o chooses the form of a report")}
+				return advice.Usage(errors.New("--dry-run writes manifests, and -o chooses the form of a report"), "")
 			}
 			half, err := r.half()
 			if err != nil {
@@ -118,7 +114,7 @@ Values of the chart come from these variables, then --values, then --set, then
 			settings.Environ, settings.In = os.Environ(), cmd.InOrStdin()
 			values, warnings, err := settings.Values()
 			for _, w := range warnings {
-				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", plain(w))
+				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", advice.Plain(w))
 			}
 			if err != nil {
 				return err
@@ -192,20 +188,6 @@ func (r *releasing) install(cmd *cobra.Command, request install.Request) error {
 	if err == nil && request.Operator == nil {
 		fmt.Fprintln(cmd.ErrOrStderr(), "next: turn the operator's half on, unless it is: "+install.DefaultOperator().Switch(true))
 	}
-	return released(err)
-}
-
-// released gives the errors of a release the kinds that this package has.
-func released(err error) error {
-	if errors.Is(err, install.ErrTimeout) {
-		err = timedOut{err}
-	}
-	if all, ok := errors.AsType[install.Several](err); ok {
-		if _, late := errors.AsType[timedOut](err); late {
-			all[0] = timedOut{all[0]}
-		}
-		return several(all)
-	}
 	return err
 }
 
@@ -243,7 +225,7 @@ func writeRows(out io.Writer, title string, rows []install.Row) error {
 		return nil
 	}
 	var cells [][]string
-	var advice []string
+	var todo []string
 	for _, row := range rows {
 		cells = append(cells, []string{row.Check, string(row.Status), row.Node, row.Detail})
 		if row.Hint != "" && (row.Status == verify.Fail || row.Status == verify.Warn) {
@@ -251,14 +233,14 @@ func writeRows(out io.Writer, title string, rows []install.Row) error {
 			if row.Node != "" {
 				where += ", " + row.Node
 			}
-			advice = append(advice, plain("  "+where+": "+row.Hint))
+			todo = append(todo, advice.Plain("  "+where+": "+row.Hint))
 		}
 	}
 	if err := writeTable(out, []string{strings.ToUpper(title), "STATUS", "NODE", "DETAIL"}, cells); err != nil {
 		return err
 	}
-	if len(advice) > 0 {
-		fmt.Fprintln(out, "What to do:\n"+strings.Join(advice, "\n"))
+	if len(todo) > 0 {
+		fmt.Fprintln(out, "What to do:\n"+strings.Join(todo, "\n"))
 	}
 	fmt.Fprintln(out)
 	return nil

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/install"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
@@ -53,13 +54,13 @@ func TestAnInstallationEndsWithTheStatusOfWhatStoppedIt(t *testing.T) {
 		status int
 		lines  int
 	}{
-		"nothing":                           {nil, exitOK, 0},
-		"a node that is late":               {late, exitTimeout, 1},
-		"a check":                           {check, exitChecks, 1},
-		"a check, with the operator on":     {install.Several{check, errors.New("it is on")}, exitChecks, 2},
-		"a late node, with the operator on": {install.Several{late, errors.New("it is on")}, exitTimeout, 2},
+		"nothing":                           {nil, advice.StatusOK, 0},
+		"a node that is late":               {late, advice.StatusTimeout, 1},
+		"a check":                           {check, advice.StatusChecks, 1},
+		"a check, with the operator on":     {advice.Several{check, errors.New("it is on")}, advice.StatusChecks, 2},
+		"a late node, with the operator on": {advice.Several{late, errors.New("it is on")}, advice.StatusTimeout, 2},
 	} {
-		err := released(test.err)
+		err := test.err
 		var told strings.Builder
 		report(&told, programName, err)
 		if got := exitStatus(err); got != test.status || strings.Count(told.String(), "error: ") != test.lines {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/install"
 )
 
@@ -38,7 +39,7 @@ living Pod that had mounts.`,
 			}
 			done, err := c.Uninstall(cmd.Context(), install.Removal{Force: force, Timeout: r.timeout, Operator: half})
 			if err != nil {
-				return released(err)
+				return err
 			}
 			return r.writeRemoved(cmd, done)
 		},
@@ -68,10 +69,10 @@ func (r *releasing) writeRemoved(cmd *cobra.Command, done install.Removed) error
 			who = "One Pod keeps its mounts"
 		}
 		say("%s: %s. When one is deleted it hangs in Terminating until its mounts are taken down on its node (`node-mounts recover POD`).\n",
-			who, plain(strings.Join(done.Using, ", ")))
+			who, advice.Plain(strings.Join(done.Using, ", ")))
 	}
 	if len(done.Unasked) > 0 {
-		say("What is still mounted is not known where no agent answered: %s.\n", plain(strings.Join(done.Unasked, ", ")))
+		say("What is still mounted is not known where no agent answered: %s.\n", advice.Plain(strings.Join(done.Unasked, ", ")))
 	}
 	say("What stays on the nodes is %[1]s: the agents' records, and a tmpfs in %[1]s/pods for each living Pod that had mounts. Agents that are installed again take it over. To remove it for good, once those Pods are gone: `umount %[1]s/pods/*` and `rm -r --one-file-system %[1]s` on the node.\n", done.Stays)
 	return errors.Join(errs...)

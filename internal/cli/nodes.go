@@ -6,6 +6,7 @@ import (
 	"io"
 	"strconv"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/nodeview"
 )
@@ -32,7 +33,7 @@ func listNodes(ctx context.Context, out, errOut io.Writer, agents fleet.Agents, 
 		return err
 	}
 	for _, what := range found.Unknown {
-		fmt.Fprintln(errOut, plain("not known: "+what))
+		fmt.Fprintln(errOut, advice.Plain("not known: "+what))
 	}
 	answers := fleet.Ask(ctx, agents, found.Agents, fleet.DefaultBound)
 	rows := []nodeRow{}

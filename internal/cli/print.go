@@ -5,9 +5,10 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
-	"unicode"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 // writeDocument writes v as JSON or YAML, with the same names in both.
@@ -31,7 +32,7 @@ func writeTable(w io.Writer, head []string, rows [][]string) error {
 	line := func(cells []string) {
 		shown := make([]string, len(cells))
 		for i, c := range cells {
-			if shown[i] = plain(c); shown[i] == "" {
+			if shown[i] = advice.Plain(c); shown[i] == "" {
 				shown[i] = "-"
 			}
 		}
@@ -42,15 +43,4 @@ func writeTable(w io.Writer, head []string, rows [][]string) error {
 		line(r)
 	}
 	return t.Flush()
-}
-
-// plain makes text safe for a terminal. Whoever may annotate a Pod chooses some of
-// it, and must not choose what the terminal of whoever looks at it does.
-func plain(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, text)
 }

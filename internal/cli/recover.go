@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/agentcmd"
 	"github.com/datalayer/node-mounts/internal/mnt"
@@ -66,9 +67,9 @@ func recoverPod(cmd *cobra.Command, o *agent.Offline, arg string, form output, f
 	case errors.Is(err, agent.ErrUnknown):
 		err = nil // a uid: see chosen
 	case errors.Is(err, agent.ErrInUse):
-		return hinted{fmt.Errorf("%s: %w", called(ref), err), "end them through the container runtime (`crictl ps`, `crictl stop`), or take the folders from under them with --force"}
+		return advice.With(fmt.Errorf("%s: %w", called(ref), err), "end them through the container runtime (`crictl ps`, `crictl stop`), or take the folders from under them with --force")
 	case errors.Is(err, agent.ErrUnseen):
-		return hinted{fmt.Errorf("%s: %w", called(ref), err), "run it where the node's processes can be seen (hostPID: true in a container), or add --force when you know that the Pod has ended"}
+		return advice.With(fmt.Errorf("%s: %w", called(ref), err), "run it where the node's processes can be seen (hostPID: true in a container), or add --force when you know that the Pod has ended")
 	}
 	if werr := writeRecovery(cmd.OutOrStdout(), form, rec, err); werr != nil {
 		return werr
@@ -81,14 +82,14 @@ func unfinished(rec agent.Recovery, err error) error {
 	const repeat = "end what keeps it busy, then repeat this; `kubectl get pods -A -o wide` shows what else runs on the node"
 	switch {
 	case errors.Is(err, mnt.ErrBusy), err == nil && len(rec.Left) > 0:
-		return hinted{errors.Join(fmt.Errorf("%s: something is still mounted", called(rec.Pod)), err), repeat}
+		return advice.With(errors.Join(fmt.Errorf("%s: something is still mounted", called(rec.Pod)), err), repeat)
 	case err != nil:
 		return fmt.Errorf("%s: %w", called(rec.Pod), err)
 	case len(rec.Held) > 0:
-		return hinted{
+		return advice.With(
 			fmt.Errorf("%s: %d of its mounts may still be held by a process", called(rec.Pod), len(rec.Held)),
 			"kubelet can remove the volume; end the process and repeat this to be certain that nobody has the folder",
-		}
+		)
 	}
 	return nil
 }
@@ -109,13 +110,13 @@ func chosen(pods []plan.Ref, arg string) (plan.Ref, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return plan.Ref{}, hinted{fmt.Errorf("%q is the name of %d Pods", arg, len(found)), "give the uid of one: " + listed(found)}
+		return plan.Ref{}, advice.With(fmt.Errorf("%q is the name of %d Pods", arg, len(found)), "give the uid of one: "+listed(found))
 	case uuid.MatchString(arg):
 		return plan.Ref{UID: arg}, nil
 	case len(pods) == 0:
-		return plan.Ref{}, hinted{fmt.Errorf("%.80q: %w", arg, agent.ErrUnknown), "nothing of any Pod is left on this node; a Pod that was recovered is known by its uid alone"}
+		return plan.Ref{}, advice.With(fmt.Errorf("%.80q: %w", arg, agent.ErrUnknown), "nothing of any Pod is left on this node; a Pod that was recovered is known by its uid alone")
 	}
-	return plan.Ref{}, hinted{fmt.Errorf("%.80q: %w", arg, agent.ErrUnknown), "known here: " + listed(pods) + "; a Pod that was recovered is known by its uid alone"}
+	return plan.Ref{}, advice.With(fmt.Errorf("%.80q: %w", arg, agent.ErrUnknown), "known here: "+listed(pods)+"; a Pod that was recovered is known by its uid alone")
 }
 
 func listed(pods []plan.Ref) string {

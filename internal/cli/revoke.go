@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/operator"
 )
 
@@ -69,13 +70,13 @@ func (r *revoking) run(cmd *cobra.Command, arg string, targets []string) error {
 		}
 	}
 	if ways != 1 {
-		return usageError{fmt.Errorf("say what to revoke: targets, or --all, or --release")}
+		return advice.Usage(fmt.Errorf("say what to revoke: targets, or --all, or --release"), "")
 	}
 	if err := r.wait.check(cmd); err != nil {
 		return err
 	}
 	if r.release && r.wait.wait {
-		return usageError{hinted{fmt.Errorf("nothing is answered after --release, so there is nothing to wait for"), "--all --wait revokes everything and waits"}}
+		return advice.Usage(fmt.Errorf("nothing is answered after --release, so there is nothing to wait for"), "--all --wait revokes everything and waits")
 	}
 	s, pod, err := r.open(arg)
 	if err != nil {
@@ -88,7 +89,7 @@ func (r *revoking) run(cmd *cobra.Command, arg string, targets []string) error {
 	} else {
 		err = r.everything(ctx, cmd, s, pod)
 	}
-	if exitStatus(err) == exitTimeout {
+	if exitStatus(err) == advice.StatusTimeout {
 		return err
 	}
 	return s.unreached(cmd.Context(), ctx, pod, r.wait.timeout, err)
@@ -108,9 +109,9 @@ func (r *revoking) targets(ctx context.Context, cmd *cobra.Command, s *session, 
 		case !ok:
 			return s.mendable(pod, err)
 		case slices.ContainsFunc(missing.Targets, func(t string) bool { return strings.HasPrefix(t, "#") }):
-			return hinted{err, s.nameless(pod) + " Nothing was changed."}
+			return advice.With(err, s.nameless(pod)+" Nothing was changed.")
 		case !r.ignoreMissing:
-			return hinted{err, "`node-mounts status " + s.mine(pod) + "` shows what is granted; nothing was changed"}
+			return advice.With(err, "`node-mounts status "+s.mine(pod)+"` shows what is granted; nothing was changed")
 		}
 		targets = slices.DeleteFunc(targets, func(t string) bool { return slices.Contains(missing.Targets, t) })
 		if len(targets) == 0 {

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/kube/absence"
 	"github.com/datalayer/node-mounts/operator"
 )
@@ -50,11 +51,11 @@ is bound for which Pod on it.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case s.nodes && len(args) > 0:
-				return usageError{fmt.Errorf("with --nodes no POD is shown: leave one out")}
+				return advice.Usage(fmt.Errorf("with --nodes no POD is shown: leave one out"), "")
 			case s.nodes && s.not:
-				return usageError{fmt.Errorf("--nodes asks the agents: leave out --no-agents")}
+				return advice.Usage(fmt.Errorf("--nodes asks the agents: leave out --no-agents"), "")
 			case len(args) > 0 && s.everywhere:
-				return usageError{fmt.Errorf("a POD is in one namespace: use -n instead of -A")}
+				return advice.Usage(fmt.Errorf("a POD is in one namespace: use -n instead of -A"), "")
 			}
 			if err := s.asking.check(); err != nil {
 				return err
@@ -92,7 +93,7 @@ func (s *showing) list(ctx context.Context, out, errOut io.Writer) error {
 	if err != nil {
 		err = fmt.Errorf("list the Pods%s: %w", inNamespace(c.namespace), err)
 		if s.everywhere && apierrors.IsForbidden(err) {
-			err = hinted{err, "-A needs list on pods in all namespaces: -n chooses one"}
+			err = advice.With(err, "-A needs list on pods in all namespaces: -n chooses one")
 		}
 		return err
 	}
@@ -151,14 +152,10 @@ func (s *showing) one(ctx context.Context, out, errOut io.Writer, arg string) er
 	return writeTargets(out, sums[0].Targets, s.form == wide, true)
 }
 
-// read reads the Pod.
 func (s *session) read(ctx context.Context, pod operator.Pod) (*corev1.Pod, error) {
-	p, err := s.api.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-	switch {
-	case absence.Said(err, "pods", pod.Name):
+	p, err := absence.Pod(ctx, s.api, pod.Namespace, pod.Name)
+	if absence.PodSaid(err, pod.Name) {
 		err = fmt.Errorf("%w: %w", operator.ErrGone, err)
-	case apierrors.IsNotFound(err):
-		err = fmt.Errorf("%w: %w", absence.ErrNotSaid, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read Pod %s/%s: %w", pod.Namespace, pod.Name, err)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/util/exec"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/verify"
 	"github.com/datalayer/node-mounts/operator"
@@ -71,7 +72,7 @@ func (v *verification) bind(cmd *cobra.Command) {
 func (v *verification) run(cmd *cobra.Command) error {
 	if v.json {
 		if f := cmd.Flags().Lookup("output"); f.Changed && v.form != asJSON {
-			return usageError{fmt.Errorf("--json and -o %s exclude each other", v.form)}
+			return advice.Usage(fmt.Errorf("--json and -o %s exclude each other", v.form), "")
 		}
 		v.form = asJSON
 	}
@@ -167,7 +168,7 @@ func (a askedAgents) Nodes(ctx context.Context) ([]verify.NodeAnswer, error) {
 		case answer.Err == nil:
 		case errors.Is(answer.Err, fleet.ErrForbidden): // the rest names the Pod, and makes a line of every node
 			n.Err = fleet.ErrForbidden
-		case errors.As(answer.Err, &exit) && exit.Code == exitError: // the agent's program ran, and found nobody who answers
+		case errors.As(answer.Err, &exit) && exit.Code == advice.StatusError: // the agent's program ran, and found nobody who answers
 			n.Err = fmt.Errorf("%w: %w", verify.ErrNoGateway, answer.Err)
 		case !answer.Ready && answer.Reason != "":
 			n.Err = fmt.Errorf("%s: %w", answer.Reason, answer.Err)

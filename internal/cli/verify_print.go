@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
@@ -71,7 +72,7 @@ func (f *findings) write(out, errOut io.Writer, form output) error {
 	fmt.Fprintf(out, "\n%d checks: %d ok, %d warn, %d fail, %d skip\n", s.OK+s.Warn+s.Fail+s.Skip, s.OK, s.Warn, s.Fail, s.Skip)
 	for _, r := range together(f.Results) {
 		if r.Status == verify.Warn {
-			fmt.Fprintf(errOut, "hint: %s: %s\n", r.Check, plain(r.Hint))
+			fmt.Fprintf(errOut, "hint: %s: %s\n", r.Check, advice.Plain(r.Hint))
 		}
 	}
 	return nil
@@ -119,8 +120,8 @@ func (g group) on() string {
 }
 
 // failed is an error for each check that failed.
-func (f *findings) failed() several {
-	var failed several
+func (f *findings) failed() advice.Several {
+	var failed advice.Several
 	for _, r := range together(append(append([]verify.Result{}, f.Results...), f.Probe...)) {
 		if r.Status != verify.Fail {
 			continue
@@ -129,28 +130,28 @@ func (f *findings) failed() several {
 		if on := r.on(); on != "" {
 			what = on + ": " + what
 		}
-		failed = append(failed, hinted{failedCheck{fmt.Sprintf("%s: %s", r.Check, what)}, r.Hint})
+		failed = append(failed, advice.With(failedCheck{fmt.Sprintf("%s: %s", r.Check, what)}, r.Hint))
 	}
 	return failed
 }
 
 // leftBehind is an error for each step that failed of a probe that was interrupted. It
 // is none of the checks': they were not all made.
-func leftBehind(probe []verify.Result) several {
-	var errs several
+func leftBehind(probe []verify.Result) advice.Several {
+	var errs advice.Several
 	for _, r := range probe {
 		if r.Status == verify.Fail {
-			errs = append(errs, hinted{fmt.Errorf("%s: %s: %s", r.Check, r.Node, r.Detail), r.Hint})
+			errs = append(errs, advice.With(fmt.Errorf("%s: %s: %s", r.Check, r.Node, r.Detail), r.Hint))
 		}
 	}
 	return errs
 }
 
 // allOf adds what failed to an error that came before.
-func allOf(first error, failed several) error {
+func allOf(first error, failed advice.Several) error {
 	switch {
 	case first != nil:
-		return append(several{first}, failed...)
+		return append(advice.Several{first}, failed...)
 	case len(failed) > 0:
 		return failed
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/exec"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
@@ -39,9 +40,9 @@ func (p *probing) bind(cmd *cobra.Command) {
 func (p *probing) check() error {
 	switch {
 	case !p.on && (len(p.nodes) > 0 || p.image != ""):
-		return usageError{errors.New("--node and --probe-image go with --probe")}
+		return advice.Usage(errors.New("--node and --probe-image go with --probe"), "")
 	case p.bound <= 0:
-		return usageError{fmt.Errorf("--probe-timeout %s is no time", p.bound)}
+		return advice.Usage(fmt.Errorf("--probe-timeout %s is no time", p.bound), "")
 	}
 	return nil
 }
@@ -60,9 +61,9 @@ func (p *probing) run(ctx context.Context, errOut io.Writer, c verify.Cluster, c
 	}
 	switch {
 	case len(nodes) == 0:
-		return nil, hinted{errors.New("there is no node to probe: no agent was found"), "--node names one"}
+		return nil, advice.With(errors.New("there is no node to probe: no agent was found"), "--node names one")
 	case probe.Image == "":
-		return nil, hinted{errors.New("there is no image for the probe's Pod: no agent was found"), "--probe-image names one"}
+		return nil, advice.With(errors.New("there is no image for the probe's Pod: no agent was found"), "--probe-image names one")
 	}
 	for _, node := range nodes {
 		if err := verify.Fit(f, node); err != nil {
@@ -70,7 +71,7 @@ func (p *probing) run(ctx context.Context, errOut io.Writer, c verify.Cluster, c
 		}
 	}
 	probe.Tell = func(r verify.Result) {
-		fmt.Fprintln(errOut, plain(fmt.Sprintf("%s: %s: %s (%s)", r.Node, r.Check, r.Status, r.Detail)))
+		fmt.Fprintln(errOut, advice.Plain(fmt.Sprintf("%s: %s: %s (%s)", r.Node, r.Check, r.Status, r.Detail)))
 	}
 	fmt.Fprintf(errOut, "Probing %s in namespace %s.\n", strings.Join(nodes, ", "), probe.Namespace)
 	results := probe.Run(ctx, nodes)

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/operator"
 )
 
@@ -74,14 +75,14 @@ func (w *waiting) bind(cmd *cobra.Command) {
 
 func (w *waiting) check(cmd *cobra.Command) error {
 	if !w.wait && cmd.Flags().Changed("timeout") {
-		return usageError{fmt.Errorf("--timeout has no meaning without --wait")}
+		return advice.Usage(fmt.Errorf("--timeout has no meaning without --wait"), "")
 	}
 	return positive(w.timeout)
 }
 
 func positive(timeout time.Duration) error {
 	if timeout <= 0 {
-		return usageError{fmt.Errorf("--timeout %s is no time to wait", timeout)}
+		return advice.Usage(fmt.Errorf("--timeout %s is no time to wait", timeout), "")
 	}
 	return nil
 }
@@ -101,10 +102,10 @@ func (s *session) unreached(whole, bounded context.Context, pod operator.Pod, ti
 	if !over(whole, bounded, err) {
 		return err
 	}
-	return timedOut{hinted{
+	return advice.Late(
 		fmt.Errorf("within %s: %w", timeout, err),
-		"the API server does not answer: when it does, `node-mounts status " + s.mine(pod) + "` tells what the Pod asks for",
-	}}
+		"the API server does not answer: when it does, `node-mounts status "+s.mine(pod)+"` tells what the Pod asks for",
+	)
 }
 
 // over tells whether an error means that the time of a wait was over.
@@ -142,10 +143,10 @@ func (s *session) await(ctx context.Context, cmd *cobra.Command, form output, w 
 		return unanswered(out, form, doc, s.late(asked, w.timeout, err, <-glance))
 	case errors.Is(err, operator.ErrEnding) && w.takes():
 		doc.State = stateEnding
-		return unanswered(out, form, doc, hinted{
+		return unanswered(out, form, doc, advice.With(
 			fmt.Errorf("it is written, and no answer comes: the Pod %s/%s is ending, and its agent takes everything away from it (%w)", asked.Namespace, asked.Name, err),
-			"`node-mounts status " + s.mine(asked.Pod) + "` shows no under PUBLISHED when everything is gone",
-		})
+			"`node-mounts status "+s.mine(asked.Pod)+"` shows no under PUBLISHED when everything is gone",
+		))
 	case err != nil:
 		return err
 	}
@@ -242,14 +243,14 @@ func (s *session) glance(ctx context.Context, pod operator.Pod) <-chan sighting 
 func (s *session) late(asked operator.Asked, timeout time.Duration, why error, seen sighting) error {
 	err := fmt.Errorf("no answer within %s to the set %s of Pod %s/%s", timeout, asked.Hash, asked.Namespace, asked.Name)
 	if seen.err != nil {
-		return timedOut{hinted{fmt.Errorf("%w: %w", err, why), "the API server does not answer: try again when it does"}}
+		return advice.Late(fmt.Errorf("%w: %w", err, why), "the API server does not answer: try again when it does")
 	}
-	known, advice := s.known(seen.pod)
-	return timedOut{hinted{fmt.Errorf("%w: %s", err, known), advice}}
+	known, hint := s.known(seen.pod)
+	return advice.Late(fmt.Errorf("%w: %s", err, known), hint)
 }
 
 // known says in what state a Pod is that has no answer, and what to look at.
-func (s *session) known(p *corev1.Pod) (fact, advice string) {
+func (s *session) known(p *corev1.Pod) (fact, hint string) {
 	node := p.Spec.NodeName
 	agents := "is an agent running on the node, is it ready, does it serve this namespace, and may it patch Pods there? `kubectl get pods -A -o wide --field-selector spec.nodeName=" + node + s.elsewhere + "`"
 	describe := "`kubectl describe pod " + s.at(operator.Pod{Namespace: p.Namespace, Name: p.Name}) + "` tells why"

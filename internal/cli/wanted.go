@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/operator"
 )
 
@@ -98,10 +99,10 @@ func shortened(st grant.Status) bool {
 
 // verdict is the error of an answer by which something is not as it is wanted.
 func (s *session) verdict(w wanted, st grant.Status) error {
-	var what, advice []string
+	var what, hints []string
 	advise := func(text string) {
-		if text != "" && !slices.Contains(advice, text) {
-			advice = append(advice, text)
+		if text != "" && !slices.Contains(hints, text) {
+			hints = append(hints, text)
 		}
 	}
 	flaws := w.flaws(st)
@@ -118,10 +119,10 @@ func (s *session) verdict(w wanted, st grant.Status) error {
 	if len(flaws) == 0 {
 		return nil
 	}
-	return hinted{
+	return advice.With(
 		fmt.Errorf("the Pod %s/%s is %s (%s)", w.asked.Namespace, w.asked.Name, st.State, strings.Join(what, ", ")),
-		strings.Join(advice, " "),
-	}
+		strings.Join(hints, " "),
+	)
 }
 
 // nameless says how an entry goes that has no valid target, and so no name to revoke

@@ -10,7 +10,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -130,9 +129,7 @@ func notReady(p corev1.Pod) string {
 	return "its Pod is not ready"
 }
 
-// missing are the nodes that a DaemonSet chooses by their labels and that have no
-// agent. Whether a node's taints keep it off is the scheduler's to know: the answer
-// then says only that there is none.
+// missing are the nodes that a DaemonSet covers and that have no agent.
 func (c *Cluster) missing(ctx context.Context, byNode map[string]corev1.Pod) ([]Agent, error) {
 	sets, err := c.Client.AppsV1().DaemonSets(c.Namespace).List(ctx, metav1.ListOptions{LabelSelector: Selector})
 	if err != nil || len(sets.Items) == 0 {
@@ -146,7 +143,7 @@ func (c *Cluster) missing(ctx context.Context, byNode map[string]corev1.Pod) ([]
 			return nil, err
 		}
 		for _, n := range nodes.Items {
-			if _, has := byNode[n.Name]; !has && wanted(sets.Items, n) {
+			if _, has := byNode[n.Name]; !has && wanted(sets.Items, &n) {
 				missing = append(missing, Agent{Node: n.Name, Reason: "no Pod of the DaemonSet is on it"})
 			}
 		}
@@ -156,10 +153,8 @@ func (c *Cluster) missing(ctx context.Context, byNode map[string]corev1.Pod) ([]
 	}
 }
 
-func wanted(sets []appsv1.DaemonSet, n corev1.Node) bool {
-	return slices.ContainsFunc(sets, func(d appsv1.DaemonSet) bool {
-		return labels.SelectorFromSet(d.Spec.Template.Spec.NodeSelector).Matches(labels.Set(n.Labels))
-	})
+func wanted(sets []appsv1.DaemonSet, n *corev1.Node) bool {
+	return slices.ContainsFunc(sets, func(d appsv1.DaemonSet) bool { return Covers(d.Spec.Template.Spec, n) })
 }
 
 func inNamespace(namespace string) string {

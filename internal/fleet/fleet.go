@@ -11,19 +11,26 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/datalayer/node-mounts/internal/nodeview"
 )
 
-// What an agent's Pods and its DaemonSet are found by.
+// What an agent's Pods and its DaemonSet are found by: the labels that the chart gives
+// them.
 const (
-	Selector = "app.kubernetes.io/name=node-mounts,app.kubernetes.io/component=agent"
+	NameLabel      = "app.kubernetes.io/name"
+	ComponentLabel = "app.kubernetes.io/component"
+	// Name is everything's that the chart makes, Component the agents' alone.
+	Name      = "node-mounts"
+	Component = "agent"
+	Selector  = NameLabel + "=" + Name + "," + ComponentLabel + "=" + Component
 	// Container is the agent's in its Pod.
 	Container = "driver"
 	// KeeperSelector finds the keepers' Pods, and KeeperContainer is the keeper's there.
-	KeeperSelector  = "app.kubernetes.io/name=node-mounts,app.kubernetes.io/component=keeper"
+	KeeperSelector  = NameLabel + "=" + Name + "," + ComponentLabel + "=keeper"
 	KeeperContainer = "keeper"
 	// versionLabel has the agent's version.
 	versionLabel = "app.kubernetes.io/version"
@@ -86,16 +93,15 @@ const (
 // back in time is not waited for. The answers are by node.
 func Ask(ctx context.Context, agents Agents, of []Agent, bound time.Duration) []Answer {
 	answers := make([]Answer, len(of))
-	slots := make(chan struct{}, atOnce)
-	var group sync.WaitGroup
+	var asking errgroup.Group
+	asking.SetLimit(atOnce)
 	for i, a := range of {
-		group.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
+		asking.Go(func() error {
 			answers[i] = ask(ctx, agents, a, bound)
+			return nil
 		})
 	}
-	group.Wait()
+	_ = asking.Wait() // what went wrong is in the answers
 	slices.SortStableFunc(answers, func(a, b Answer) int { return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Pod, b.Pod)) })
 	return answers
 }

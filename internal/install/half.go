@@ -3,20 +3,19 @@ package install
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
-)
 
-// operatorName is what the Operator's Deployment is called.
-const operatorName = "datalayer-operator"
+	"github.com/datalayer/node-mounts/internal/advice"
+	"github.com/datalayer/node-mounts/internal/verify"
+)
 
 // Operator is the Deployment that is the other half: it writes the grants.
 type Operator struct {
@@ -40,7 +39,7 @@ func ParseOperator(text string) (Operator, error) {
 		valid = valid && (optional || len(validation.IsDNS1123Subdomain(p)) == 0)
 	}
 	if !valid {
-		return Operator{}, misuse(fmt.Errorf("--operator %.80q", text), "write NAMESPACE/DEPLOYMENT, or NAMESPACE/DEPLOYMENT/CONTAINER")
+		return Operator{}, advice.Usage(fmt.Errorf("--operator %.80q", text), "write NAMESPACE/DEPLOYMENT, or NAMESPACE/DEPLOYMENT/CONTAINER")
 	}
 	return Operator{parts[0], parts[1], parts[2]}, nil
 }
@@ -48,7 +47,9 @@ func ParseOperator(text string) (Operator, error) {
 // half is the operator's half as it was found.
 type half struct {
 	Operator
-	on bool
+	// on is whether it writes grants; says, whether the container that the variable is
+	// for does so by its own word.
+	on, says bool
 }
 
 // half finds the Deployment and which of its containers the variable is for.
@@ -57,12 +58,12 @@ func (c Cluster) half(ctx context.Context, o Operator) (*half, error) {
 	if err != nil {
 		return nil, fmt.Errorf("looking for the operator's Deployment %s: %w", o, err)
 	}
-	container, err := chooseContainer(d.Spec.Template.Spec.Containers, o)
-	if err != nil {
+	spec := d.Spec.Template.Spec
+	if o.Container, err = chooseContainer(spec.Containers, o); err != nil {
 		return nil, err
 	}
-	o.Container = container
-	return &half{o, on(d)}, nil
+	says := slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == o.Container && verify.ContainerOn(c) })
+	return &half{o, verify.OperatorOn(spec), says}, nil
 }
 
 func chooseContainer(all []corev1.Container, o Operator) (string, error) {
@@ -80,30 +81,18 @@ func chooseContainer(all []corev1.Container, o Operator) (string, error) {
 	}
 	switch {
 	case o.Container != "":
-		return "", misuse(fmt.Errorf("%s has no container %q", o, o.Container), "it has "+strings.Join(names, ", "))
+		return "", advice.Usage(fmt.Errorf("%s has no container %q", o, o.Container), "it has "+strings.Join(names, ", "))
 	case len(has) == 1:
 		return has[0], nil
 	case len(names) == 1:
 		return names[0], nil
 	}
-	return "", misuse(fmt.Errorf("which container of %s is the operator?", o), fmt.Sprintf("add it: --operator %s/CONTAINER, one of %s", o, strings.Join(names, ", ")))
-}
-
-// on tells whether the Deployment writes grants.
-func on(d *appsv1.Deployment) bool {
-	for _, c := range d.Spec.Template.Spec.Containers {
-		for _, e := range c.Env {
-			if e.Name == gatewayVariable && (strings.EqualFold(e.Value, "true") || e.Value == "1") {
-				return true
-			}
-		}
-	}
-	return false
+	return "", advice.Usage(fmt.Errorf("which container of %s is the operator?", o), fmt.Sprintf("add it: --operator %s/CONTAINER, one of %s", o, strings.Join(names, ", ")))
 }
 
 // turn sets the variable. The Deployment replaces its Pods itself.
 func (c Cluster) turn(ctx context.Context, h *half, to bool) error {
-	if h.on == to {
+	if h.on == to && h.says == to { // another container may be what is on
 		c.tell("%s: %s is %t already", h.Operator, gatewayVariable, to)
 		return nil
 	}
@@ -132,7 +121,9 @@ func (o Operator) Switch(to bool) string {
 }
 
 // DefaultOperator is who is meant where nobody says.
-func DefaultOperator() Operator { return Operator{Namespace: "NAMESPACE", Name: operatorName} }
+func DefaultOperator() Operator {
+	return Operator{Namespace: "NAMESPACE", Name: verify.DefaultOperator}
+}
 
 // onHalves are the operator's Deployments that are on: the one that was named, or
 // those of its name in all namespaces. Who may not look finds none.
@@ -144,7 +135,7 @@ func (c Cluster) onHalves(ctx context.Context, named *Operator) ([]Operator, err
 		}
 		return []Operator{h.Operator}, nil
 	}
-	list, err := c.Client.AppsV1().Deployments(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + operatorName})
+	list, err := c.Client.AppsV1().Deployments(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + verify.DefaultOperator})
 	if apierrors.IsForbidden(err) {
 		return nil, nil
 	}
@@ -153,7 +144,7 @@ func (c Cluster) onHalves(ctx context.Context, named *Operator) ([]Operator, err
 	}
 	var out []Operator
 	for i := range list.Items {
-		if d := &list.Items[i]; on(d) {
+		if d := &list.Items[i]; verify.OperatorOn(d.Spec.Template.Spec) {
 			out = append(out, Operator{Namespace: d.Namespace, Name: d.Name})
 		}
 	}
@@ -163,8 +154,7 @@ func (c Cluster) onHalves(ctx context.Context, named *Operator) ([]Operator, err
 // withHalf adds to an installation's failure that the operator's half is on: its
 // Pods carry the volume and wait for mounts that nobody makes.
 func (c Cluster) withHalf(ctx context.Context, named *Operator, failure error) error {
-	var usage interface{ Usage() bool }
-	if errors.As(failure, &usage) {
+	if advice.Status(failure) == advice.StatusUsage {
 		return failure // nothing was looked at
 	}
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
@@ -173,21 +163,15 @@ func (c Cluster) withHalf(ctx context.Context, named *Operator, failure error) e
 	if err != nil {
 		return failure // it has a cause that matters more
 	}
-	errs := Several{failure}
+	errs := advice.Several{failure}
 	for _, o := range halves {
-		errs = append(errs, advised{
+		errs = append(errs, advice.With(
 			fmt.Errorf("THE OPERATOR'S HALF IS ON (%s) and the agents' half has failed: where no agent runs, Pods wait for mounts that nobody makes", o),
-			"until the agents are ready, turn it off: `" + o.Switch(false) + "`",
-		})
+			"until the agents are ready, turn it off: `"+o.Switch(false)+"`",
+		))
 	}
 	if len(errs) == 1 {
 		return failure
 	}
 	return errs
 }
-
-// Several are errors that are told one by one.
-type Several []error
-
-func (s Several) Error() string   { return errors.Join(s...).Error() }
-func (s Several) Unwrap() []error { return s }

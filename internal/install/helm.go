@@ -21,6 +21,8 @@ import (
 	"helm.sh/helm/v4/pkg/storage/driver"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
+
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 // hookTimeout bounds the hooks of a release, of which the chart has none but its
@@ -123,28 +125,18 @@ func rendering(err error) error {
 		return err
 	}
 	if said := chartSays(err); said.Error() != err.Error() { // the values are at fault
-		return misuse(said, "check --set, --values and the variables: the chart's README lists all values")
+		return advice.Usage(said, "check --set, --values and the variables: the chart's README lists all values")
 	}
-	return advised{fmt.Errorf("preparing the release: %w", err), "check --set, --values and the variables: `node-mounts install --dry-run` renders without a cluster"}
+	return advice.With(fmt.Errorf("preparing the release: %w", err), "check --set, --values and the variables: `node-mounts install --dry-run` renders without a cluster")
 }
 
 // chartSays is an error of values in the chart's own words. Helm puts around them
-// what helps who writes charts.
+// what helps who writes charts. The schema has been asked before, by sound.
 func chartSays(err error) error {
-	text := err.Error()
-	if _, refusal, found := strings.Cut(text, "execution error at ("); found {
+	if _, refusal, found := strings.Cut(err.Error(), "execution error at ("); found {
 		if _, refusal, found = strings.Cut(refusal, "): "); found {
 			return errors.New(refusal)
 		}
-	}
-	if _, list, found := strings.Cut(text, "values don't meet the specifications"); found {
-		var lines []string
-		for line := range strings.Lines(list) {
-			if line, found := strings.CutPrefix(strings.TrimSpace(line), "- "); found {
-				lines = append(lines, line)
-			}
-		}
-		return errors.New("the values are not those of the chart: " + strings.Join(lines, "; "))
 	}
 	return err
 }
@@ -156,10 +148,10 @@ func (h *Helm) newest() (*release.Release, error) {
 	case errors.Is(err, driver.ErrReleaseNotFound):
 		return nil, nil
 	case err != nil:
-		return nil, advised{
+		return nil, advice.With(
 			fmt.Errorf("reading the release %s in namespace %s: %w", ReleaseName, h.namespace, err),
 			"releases are Secrets: this needs get, list, create, update and delete on them in that namespace",
-		}
+		)
 	}
 	return revision(found)
 }
@@ -223,7 +215,7 @@ func (h *Helm) apply(ctx context.Context, r Request, t *todo, tell func(string, 
 	tell("applying %d %s", len(t.objects), objects)
 	made, err := h.run(ctx, r, t, action.DryRunNone)
 	if err != nil {
-		return 0, "", advised{fmt.Errorf("applying the release: %w", err), h.afterFailure(t, err)}
+		return 0, "", advice.With(fmt.Errorf("applying the release: %w", err), h.afterFailure(t, err))
 	}
 	return made.Version, change, nil
 }
@@ -258,7 +250,7 @@ func Render(ctx context.Context, from fs.FS, namespace string, values map[string
 	in.KubeVersion = version
 	made, err := in.RunWithContext(ctx, c, values)
 	if err != nil {
-		return "", misuse(fmt.Errorf("rendering the chart: %w", chartSays(err)), "check --set, --values and the variables")
+		return "", advice.Usage(fmt.Errorf("rendering the chart: %w", chartSays(err)), "check --set, --values and the variables")
 	}
 	r, err := revision(made)
 	if err != nil {

@@ -15,14 +15,16 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
+	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
 // Names of what is installed, and where without being told.
 const (
 	ReleaseName      = "datalayer-node-mounts"
-	DefaultNamespace = "datalayer-runtimes"
+	DefaultNamespace = nodeview.DefaultNamespace // beside the Pods that are served
 	DefaultTimeout   = 10 * time.Minute
 )
 
@@ -34,7 +36,7 @@ const defaultPullPatience = 40 * time.Second
 
 // ErrTimeout is an installation whose nodes did not become ready in time. One that
 // stopped at a check is a verify.ErrFailed.
-var ErrTimeout = errors.New("not ready in time")
+var ErrTimeout = advice.Late(errors.New("not ready in time"), "")
 
 // Row is one thing that was checked or waited for.
 type Row = verify.Result
@@ -158,9 +160,9 @@ func (c Cluster) install(ctx context.Context, r Request, report *Report) error {
 			return err
 		}
 	}
-	var half *half
+	var other *half
 	if r.Operator != nil { // before anything is sent: it may be misspelt
-		if half, err = c.half(ctx, *r.Operator); err != nil {
+		if other, err = c.half(ctx, *r.Operator); err != nil {
 			return err
 		}
 	}
@@ -175,8 +177,8 @@ func (c Cluster) install(ctx context.Context, r Request, report *Report) error {
 	if err := c.verify(ctx, r, todo, report); err != nil {
 		return err
 	}
-	if half != nil {
-		if err := c.turn(ctx, half, true); err != nil {
+	if other != nil {
+		if err := c.turn(ctx, other, true); err != nil {
 			return err
 		}
 		report.Operator = r.Operator.String()
@@ -196,10 +198,10 @@ func (c Cluster) verify(ctx context.Context, r Request, t *todo, report *Report)
 		return fmt.Errorf("checking what was installed: %w", err)
 	}
 	if n := failed(rows); n > 0 {
-		return advised{
+		return advice.With(
 			fmt.Errorf("the agents run, and %s: %w", of(n, "check", "does not pass", "do not pass"), verify.ErrFailed),
 			"mend it and repeat this command; the operator's half stays as it is until all pass",
-		}
+		)
 	}
 	return nil
 }
@@ -221,24 +223,3 @@ func of(n int, noun, one, more string) string {
 	}
 	return fmt.Sprintf("%d %ss %s", n, noun, more)
 }
-
-// advised is an error with what to do about it.
-type advised struct {
-	error
-	hint string
-}
-
-func (a advised) Unwrap() error { return a.error }
-
-// Hint is what to do.
-func (a advised) Hint() string { return a.hint }
-
-// misused is a command line or environment that asks for what cannot be.
-type misused struct{ advised }
-
-func misuse(err error, hint string) error { return misused{advised{err, hint}} }
-
-func (m misused) Unwrap() error { return m.error }
-
-// Usage says so.
-func (misused) Usage() bool { return true }

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -44,43 +43,6 @@ func TestAClaimMustBeMountableOnEveryNode(t *testing.T) {
 	} {
 		if got := judgeClaim(test.claim, test.late, test.nodes); got.Status != test.want || got.Status != verify.OK && got.Hint == "" {
 			t.Errorf("%s: %+v, want %s and what to do", name, got, test.want)
-		}
-	}
-}
-
-func TestANodeIsCoveredByTheRulesOfDaemonSets(t *testing.T) {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"kubernetes.io/os": "linux", "size": "8"}}}
-	tainted := node.DeepCopy()
-	tainted.Spec.Taints = []corev1.Taint{{Key: "gpu", Value: "yes", Effect: corev1.TaintEffectNoSchedule}}
-	cordoned := node.DeepCopy()
-	cordoned.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}, {Key: "rather", Effect: corev1.TaintEffectPreferNoSchedule}}
-	affine := func(terms ...corev1.NodeSelectorTerm) corev1.PodSpec {
-		return corev1.PodSpec{Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}}}
-	}
-	expect := func(key string, op corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorTerm {
-		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: op, Values: values}}}
-	}
-	field := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"b"}}}}
-	for name, test := range map[string]struct {
-		pod  corev1.PodSpec
-		node *corev1.Node
-		want bool
-	}{
-		"no wishes":                  {corev1.PodSpec{}, node, true},
-		"its label":                  {corev1.PodSpec{NodeSelector: map[string]string{"kubernetes.io/os": "linux"}}, node, true},
-		"another label":              {corev1.PodSpec{NodeSelector: map[string]string{"kubernetes.io/os": "windows"}}, node, false},
-		"a taint":                    {corev1.PodSpec{}, tainted, false},
-		"a taint that is tolerated":  {corev1.PodSpec{Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}}, tainted, true},
-		"another taint is tolerated": {corev1.PodSpec{Tolerations: []corev1.Toleration{{Key: "cpu", Operator: corev1.TolerationOpExists}}}, tainted, false},
-		"cordoned":                   {corev1.PodSpec{}, cordoned, true},
-		"affine":                     {affine(expect("size", corev1.NodeSelectorOpGt, "4")), node, true},
-		"not affine":                 {affine(expect("size", corev1.NodeSelectorOpLt, "4")), node, false},
-		"one of two":                 {affine(expect("size", corev1.NodeSelectorOpDoesNotExist), expect("size", corev1.NodeSelectorOpIn, "8")), node, true},
-		"a term without expressions": {affine(corev1.NodeSelectorTerm{}), node, false},
-		"a field":                    {affine(field), node, false},
-	} {
-		if got := covers(test.pod, test.node); got != test.want {
-			t.Errorf("%s: %t", name, got)
 		}
 	}
 }
@@ -239,16 +201,6 @@ func TestTheOperatorsContainerIsTheOnlyOneOrTheOneThatHasTheVariable(t *testing.
 		got, err := chooseContainer(test.all, o)
 		if got != test.want || (err != nil) != (test.want == "") {
 			t.Errorf("%s: %q, %v", name, got, err)
-		}
-	}
-}
-
-func TestAnOperatorIsOnWhenItsVariableIsTrue(t *testing.T) {
-	for value, want := range map[string]bool{"true": true, "True": true, "1": true, "false": false, "0": false, "": false} {
-		d := &appsv1.Deployment{}
-		d.Spec.Template.Spec.Containers = []corev1.Container{{Name: "a"}, {Name: "b", Env: []corev1.EnvVar{{Name: gatewayVariable, Value: value}}}}
-		if on(d) != want {
-			t.Errorf("%q: %t", value, on(d))
 		}
 	}
 }

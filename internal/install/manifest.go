@@ -14,15 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
-)
 
-// Labels that the chart gives the agents, and the container that is the agent.
-const (
-	nameLabel      = "app.kubernetes.io/name"
-	componentLabel = "app.kubernetes.io/component"
-	chartName      = "node-mounts"
-	agentComponent = "agent"
-	agentContainer = "driver"
+	"github.com/datalayer/node-mounts/internal/fleet"
 )
 
 // object is one object of a manifest.
@@ -87,13 +80,13 @@ func findAgent(objects []object) (*agentSet, error) {
 			return nil, err
 		}
 		a.Namespace = o.namespace
-		if a.Spec.Template.Labels[componentLabel] == agentComponent {
+		if a.Spec.Template.Labels[fleet.ComponentLabel] == fleet.Component {
 			return a, nil
 		}
 		found = append(found, a)
 	}
 	if len(found) != 1 {
-		return nil, fmt.Errorf("%d DaemonSets in the chart could be the agents', none has the label %s=%s", len(found), componentLabel, agentComponent)
+		return nil, fmt.Errorf("%d DaemonSets in the chart could be the agents', none has the label %s=%s", len(found), fleet.ComponentLabel, fleet.Component)
 	}
 	return found[0], nil
 }

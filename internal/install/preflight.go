@@ -11,16 +11,17 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
 // Names of the checks before anything is installed.
 const (
-	checkNamespace = "Release namespace"
-	checkRuntimes  = "Runtimes namespace"
-	checkClaim     = "Shared filesystem claim"
-	checkRights    = "Your permissions"
-	checkNode      = "Node can serve"
+	rowNamespace = "Release namespace"
+	rowRuntimes  = "Runtimes namespace"
+	rowClaim     = "Shared filesystem claim"
+	rowRights    = "Your permissions"
+	rowNode      = "Node can serve"
 )
 
 // enforceLabel is what a namespace enforces of its Pods.
@@ -54,10 +55,10 @@ func (c Cluster) preflight(ctx context.Context, r Request, t *todo, report *Repo
 		}
 	}
 	if n := failed(report.Preflight); n > 0 {
-		return advised{
+		return advice.With(
 			fmt.Errorf("nothing was installed: %w: %s", verify.ErrFailed, of(n, "row of the preflight", "fails", "fail")),
 			"each row says what to do; --skip-preflight installs all the same",
-		}
+		)
 	}
 	return nil
 }
@@ -75,7 +76,7 @@ func (c Cluster) checkNamespaces(ctx context.Context, r Request, t *todo) ([]Row
 	if err != nil {
 		return nil, err
 	}
-	row := Row{Check: checkNamespace, Status: verify.OK, Detail: r.Namespace}
+	row := Row{Check: rowNamespace, Status: verify.OK, Detail: r.Namespace}
 	if own == nil {
 		row.Status, row.Detail = verify.Fail, r.Namespace+" does not exist"
 		row.Hint = "the release goes where the claim is: choose that namespace with -n, or make it and the claim"
@@ -91,7 +92,7 @@ func (c Cluster) checkNamespaces(ctx context.Context, r Request, t *todo) ([]Row
 	if err != nil {
 		return rows, err
 	}
-	row = Row{Check: checkRuntimes, Status: verify.OK, Detail: t.serving.Namespace}
+	row = Row{Check: rowRuntimes, Status: verify.OK, Detail: t.serving.Namespace}
 	if other == nil && r.CreateNamespace {
 		row.Detail += " is made"
 	} else if other == nil {
@@ -136,7 +137,7 @@ func (c Cluster) checkClaim(ctx context.Context, namespace string, a *agentSet, 
 		switch {
 		case apierrors.IsNotFound(err):
 			rows = append(rows, rowOf(
-				checkClaim, "", verify.Fail, fmt.Sprintf("%s does not exist in namespace %s", name, namespace),
+				rowClaim, "", verify.Fail, fmt.Sprintf("%s does not exist in namespace %s", name, namespace),
 				"a Pod mounts claims of its own namespace alone: make the claim there, or choose the claim's namespace with -n",
 			))
 		case err != nil:
@@ -166,7 +167,7 @@ func judgeClaim(claim *corev1.PersistentVolumeClaim, late bool, nodes int) Row {
 	for _, m := range claim.Spec.AccessModes {
 		modes = append(modes, string(m))
 	}
-	row := Row{Check: checkClaim, Status: verify.OK, Detail: fmt.Sprintf("%s, %s, %s", claim.Name, claim.Status.Phase, strings.Join(modes, "+"))}
+	row := Row{Check: rowClaim, Status: verify.OK, Detail: fmt.Sprintf("%s, %s, %s", claim.Name, claim.Status.Phase, strings.Join(modes, "+"))}
 	many := slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteMany)
 	one := slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOnce)
 	switch {

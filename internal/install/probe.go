@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/datalayer/node-mounts/internal/advice"
+	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
@@ -37,7 +39,7 @@ const (
 // as it takes to look, and takes them away again.
 func (c Cluster) probe(ctx context.Context, r Request, t *todo, nodes []corev1.Node) (rows []Row, err error) {
 	if t.unchanged {
-		return []Row{{Check: checkNode, Status: verify.Skip, Detail: "the agents that run are what was asked for: they tell of their nodes themselves"}}, nil
+		return []Row{{Check: rowNode, Status: verify.Skip, Detail: "the agents that run are what was asked for: they tell of their nodes themselves"}}, nil
 	}
 	nodes, rows = reachable(t.agent.Spec.Template.Spec, nodes)
 	if len(nodes) == 0 {
@@ -56,10 +58,10 @@ func (c Cluster) probe(ctx context.Context, r Request, t *todo, nodes []corev1.N
 	for i := range nodes {
 		p, err := pods.Create(ctx, probePod(t.agent, nodes[i].Name, run, r.Timeout), metav1.CreateOptions{})
 		if err != nil {
-			return rows, advised{
+			return rows, advice.With(
 				fmt.Errorf("making the Pod that probes %s: %w", nodes[i].Name, err),
 				"the agent's Pods would be refused too; --skip-preflight installs all the same",
-			}
+			)
 		}
 		made[p.Name] = nodes[i].Name
 	}
@@ -72,10 +74,10 @@ func (c Cluster) probe(ctx context.Context, r Request, t *todo, nodes []corev1.N
 func reachable(pod corev1.PodSpec, nodes []corev1.Node) (there []corev1.Node, rows []Row) {
 	for i := range nodes {
 		switch {
-		case !covers(pod, &nodes[i]):
+		case !fleet.Covers(pod, &nodes[i]):
 		case !ready(&nodes[i]):
 			rows = append(rows, rowOf(
-				checkNode, nodes[i].Name, verify.Warn, "its kubelet does not answer: not looked at",
+				rowNode, nodes[i].Name, verify.Warn, "its kubelet does not answer: not looked at",
 				"it gets its agent when it is back: repeat this command, or run `node-mounts verify` then",
 			))
 		default:
@@ -83,7 +85,7 @@ func reachable(pod corev1.PodSpec, nodes []corev1.Node) (there []corev1.Node, ro
 		}
 	}
 	if len(there)+len(rows) == 0 {
-		rows = append(rows, rowOf(checkNode, "", verify.Fail, "no node is selected", "check nodeSelector, affinity and tolerations of the chart"))
+		rows = append(rows, rowOf(rowNode, "", verify.Fail, "no node is selected", "check nodeSelector, affinity and tolerations of the chart"))
 	}
 	return there, rows
 }
@@ -105,7 +107,7 @@ func probePod(a *agentSet, node, run string, bound time.Duration) *corev1.Pod {
 		TerminationGracePeriodSeconds: new(int64(0)),
 	}
 	probe := corev1.Container{
-		Name: agentContainer, Image: agent.Image, ImagePullPolicy: agent.ImagePullPolicy, SecurityContext: agent.SecurityContext,
+		Name: fleet.Container, Image: agent.Image, ImagePullPolicy: agent.ImagePullPolicy, SecurityContext: agent.SecurityContext,
 		Command:                append([]string{"/bin/sh", "-c", `"$0" probe -o json "$@" >` + answerFile}, probeArgs(agent)...),
 		TerminationMessagePath: answerFile, TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 	}
@@ -128,14 +130,14 @@ func probePod(a *agentSet, node, run string, bound time.Duration) *corev1.Pod {
 	}
 	spec.Containers = []corev1.Container{probe}
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: probeName + "-", Labels: map[string]string{nameLabel: probeName, runLabel: run}},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: probeName + "-", Labels: map[string]string{fleet.NameLabel: probeName, runLabel: run}},
 		Spec:       spec,
 	}
 }
 
 func agentOf(spec corev1.PodSpec) corev1.Container {
 	for _, c := range spec.Containers {
-		if c.Name == agentContainer {
+		if c.Name == fleet.Container {
 			return c
 		}
 	}
@@ -163,7 +165,7 @@ func (c Cluster) answers(ctx context.Context, namespace string, made map[string]
 	w := probeWait{found: map[string]Row{}, pending: map[string]Row{}, failing: map[string]time.Time{}, patience: cmp.Or(c.PullPatience, defaultPullPatience)}
 	told := map[string]bool{}
 	look := func(ctx context.Context) (bool, error) {
-		list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: nameLabel + "=" + probeName})
+		list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: fleet.NameLabel + "=" + probeName})
 		if err != nil {
 			return false, transient(err)
 		}
@@ -186,7 +188,7 @@ func (c Cluster) answers(ctx context.Context, namespace string, made map[string]
 		if !ok {
 			why := c.explain(context.WithoutCancel(ctx), namespace, pod)
 			row = rowOf(
-				checkNode, node, verify.Fail, "the probe has not ended in time: "+why,
+				rowNode, node, verify.Fail, "the probe has not ended in time: "+why,
 				cmp.Or(w.pending[node].Hint, "an agent would not start there either; --timeout waits longer"),
 			)
 		}
@@ -216,7 +218,7 @@ func (w probeWait) see(pods []corev1.Pod, made map[string]string, now time.Time)
 		}
 		p := there[pod]
 		if p == nil {
-			w.found[node] = rowOf(checkNode, node, verify.Fail, "somebody has deleted the Pod "+pod+" that probes it", "repeat this command")
+			w.found[node] = rowOf(rowNode, node, verify.Fail, "somebody has deleted the Pod "+pod+" that probes it", "repeat this command")
 			continue
 		}
 		row, ended := judgeProbe(p, node)
@@ -257,7 +259,7 @@ func transient(err error) error {
 // judgeProbe says what became of a probe, and whether it has ended or never will. One
 // whose image cannot be pulled has a row already, and is tried again by kubelet.
 func judgeProbe(p *corev1.Pod, node string) (row Row, ended bool) {
-	row = Row{Check: checkNode, Node: node, Status: verify.Fail}
+	row = Row{Check: rowNode, Node: node, Status: verify.Fail}
 	for _, s := range p.Status.ContainerStatuses {
 		w := s.State.Waiting
 		switch {
@@ -294,15 +296,15 @@ func judgeAnswer(row Row, end corev1.ContainerStateTerminated) Row {
 	row.Detail = fmt.Sprintf("kernel %s, kubelet's folder %s", doc.Kernel, doc.KubeletPropagation)
 	if len(doc.Faults) > 0 {
 		row.Detail += ": " + strings.Join(doc.Faults, "; ")
-		row.Hint = advice(doc.Facts)
+		row.Hint = remedy(doc.Facts)
 		return row
 	}
 	row.Status = verify.OK
 	return row
 }
 
-// advice is what to do about a node, the first thing first.
-func advice(f nodeview.Facts) string {
+// remedy is what to do about a node, the first thing first.
+func remedy(f nodeview.Facts) string {
 	switch {
 	case !f.MountSetattr:
 		return "give the node a kernel of 5.12 or newer, or keep the agent away from it with nodeSelector"
@@ -316,7 +318,7 @@ func advice(f nodeview.Facts) string {
 
 // sweepProbes takes away the ended probes of an installation that was killed.
 func (c Cluster) sweepProbes(ctx context.Context, namespace string) error {
-	list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: nameLabel + "=" + probeName})
+	list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: fleet.NameLabel + "=" + probeName})
 	if err != nil {
 		return fmt.Errorf("looking for earlier probes: %w", err)
 	}

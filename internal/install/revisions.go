@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 // goodLabel is the newest revision whose agents were seen ready on every node. Helm
@@ -35,11 +37,11 @@ func (h *Helm) pending(last *release.Release) error {
 	err := fmt.Errorf("release %s is %s: another installation runs, or one was killed", ReleaseName, last.Info.Status)
 	switch {
 	case time.Since(last.Info.LastDeployed) < pendingBound:
-		return advised{err, "wait until it has ended, and repeat this command"}
+		return advice.With(err, "wait until it has ended, and repeat this command")
 	case last.Info.Status == common.StatusPendingInstall:
-		return advised{err, fmt.Sprintf("it has not ended in %s, and is the first: `node-mounts uninstall -n %s`, and repeat this command", pendingBound, h.namespace)}
+		return advice.With(err, fmt.Sprintf("it has not ended in %s, and is the first: `node-mounts uninstall -n %s`, and repeat this command", pendingBound, h.namespace))
 	}
-	return advised{err, fmt.Sprintf("it has not ended in %s: when none runs, %s, and repeat this command", pendingBound, h.rollback(last))}
+	return advice.With(err, fmt.Sprintf("it has not ended in %s: when none runs, %s, and repeat this command", pendingBound, h.rollback(last)))
 }
 
 // remember notes that a revision's agents were seen ready. It is for later hints

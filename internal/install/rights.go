@@ -44,7 +44,7 @@ func (c Cluster) checkRights(ctx context.Context, r Request, t *todo) ([]Row, er
 	}
 	var rows []Row
 	for _, kind := range unserved {
-		rows = append(rows, rowOf(checkRights, "", verify.Fail, "the API server does not serve "+kind, "switch off the value of the chart that makes one"))
+		rows = append(rows, rowOf(rowRights, "", verify.Fail, "the API server does not serve "+kind, "switch off the value of the chart that makes one"))
 	}
 	for _, verb := range []string{"get", "list", "create", "update", "delete"} { // a release is a Secret
 		needed[right{verb, "", "secrets", "", r.Namespace}] = true
@@ -73,11 +73,11 @@ func (c Cluster) checkRights(ctx context.Context, r Request, t *todo) ([]Row, er
 	}
 	missing = append(missing, granted...)
 	if len(missing) == 0 {
-		return append(rows, Row{Check: checkRights, Status: verify.OK, Detail: fmt.Sprintf("%d asked for", len(needed))}), nil
+		return append(rows, Row{Check: rowRights, Status: verify.OK, Detail: fmt.Sprintf("%d asked for", len(needed))}), nil
 	}
 	slices.Sort(missing)
 	return append(rows, rowOf(
-		checkRights, "", verify.Fail, "you may not "+strings.Join(slices.Compact(missing), ", "),
+		rowRights, "", verify.Fail, "you may not "+strings.Join(slices.Compact(missing), ", "),
 		"install as an administrator of the cluster: `kubectl auth can-i --list` shows what your account may do",
 	)), nil
 }

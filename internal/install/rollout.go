@@ -15,11 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
-const checkAgent = "Agent ready"
+const rowAgent = "Agent ready"
 
 // rollout waits until every node has an agent of this release that is ready. A node
 // whose kubelet does not answer is passed over with a warning: one dead node of a
@@ -55,7 +56,7 @@ func (c Cluster) rollout(ctx context.Context, r Request, t *todo, report *Report
 		if pod := state.pods[row.Node]; row.Status == verify.Fail && pod != "" {
 			state.rows[i].Detail = c.explain(after, t.agent.Namespace, pod)
 			state.rows[i].Hint = fmt.Sprintf("`kubectl -n %s describe pod %s`, and `kubectl -n %s logs %s -c %s`",
-				t.agent.Namespace, pod, t.agent.Namespace, pod, agentContainer)
+				t.agent.Namespace, pod, t.agent.Namespace, pod, fleet.Container)
 			if verify.PrivateMounts(state.rows[i].Detail) {
 				state.rows[i].Hint = verify.ShareMounts
 			}
@@ -70,7 +71,7 @@ func (c Cluster) rollout(ctx context.Context, r Request, t *todo, report *Report
 	if report.Change == Unchanged {
 		hint = "mend it and repeat this command"
 	}
-	return state.rows, advised{fmt.Errorf("after %s %s: %w", r.Timeout, what, ErrTimeout), hint}
+	return state.rows, advice.With(fmt.Errorf("after %s %s: %w", r.Timeout, what, ErrTimeout), hint)
 }
 
 // rolloutState is how far the agents are.
@@ -126,10 +127,10 @@ func (c Cluster) rolloutState(ctx context.Context, a *agentSet) (rolloutState, e
 	agents := agentsOf(set, list.Items)
 	for i := range nodes {
 		n := &nodes[i]
-		if !covers(set.Spec.Template.Spec, n) {
+		if !fleet.Covers(set.Spec.Template.Spec, n) {
 			continue
 		}
-		row := Row{Check: checkAgent, Node: n.Name, Status: verify.OK}
+		row := Row{Check: rowAgent, Node: n.Name, Status: verify.OK}
 		p, there := agents[n.Name]
 		if there {
 			s.pods[n.Name] = p.Name
@@ -153,7 +154,7 @@ func (c Cluster) rolloutState(ctx context.Context, a *agentSet) (rolloutState, e
 func unreachable(set *appsv1.DaemonSet, nodes []corev1.Node) int {
 	n := 0
 	for i := range nodes {
-		if covers(set.Spec.Template.Spec, &nodes[i]) && !ready(&nodes[i]) {
+		if fleet.Covers(set.Spec.Template.Spec, &nodes[i]) && !ready(&nodes[i]) {
 			n++
 		}
 	}

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
+	"github.com/datalayer/node-mounts/internal/nodeview"
 )
 
 // ErrInUse is an uninstallation while Pods have mounts.
@@ -23,8 +25,6 @@ var ErrInUse = errors.New("some Pods have mounts")
 
 // ErrNotInstalled is an uninstallation of what is not there.
 var ErrNotInstalled = errors.New("it is not installed")
-
-const defaultRoot = "/var/lib/datalayer/node-mount-gateway"
 
 // Removal is what is to be taken away.
 type Removal struct {
@@ -57,23 +57,23 @@ func (c Cluster) Uninstall(ctx context.Context, r Removal) (Removed, error) {
 		return done, err
 	}
 	if !installed(last) {
-		return done, advised{
+		return done, advice.With(
 			fmt.Errorf("release %s in namespace %s: %w", ReleaseName, c.Helm.namespace, ErrNotInstalled),
 			"-n chooses the namespace of the release: `helm list -A` shows where it is",
-		}
+		)
 	}
 	s, all, err := settingsOf(last)
 	if err != nil {
 		return done, err
 	}
-	done.Stays = cmp.Or(text(look(all, "nodeMountGateway.root")), defaultRoot)
+	done.Stays = cmp.Or(text(look(all, "nodeMountGateway.root")), nodeview.DefaultRoot)
 	u, err := c.using(ctx, s)
 	if err != nil {
 		return done, err
 	}
 	done.Using, done.Unasked = append(done.Using, u.pods...), append(done.Unasked, u.unasked...)
 	if !u.none() && !r.Force {
-		return done, advised{u.refusal(), u.advice()}
+		return done, advice.With(u.refusal(), u.advice())
 	}
 	if done.Operator, err = c.turnOff(ctx, r); err != nil {
 		return done, err
@@ -114,10 +114,10 @@ func (c Cluster) gone(ctx context.Context, last *release.Release, timeout time.D
 		return len(left) == 0, nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
-		return advised{
+		return advice.With(
 			fmt.Errorf("the release is gone, and after %s agents are still there (%s): %w", timeout, listed(left), ErrTimeout),
 			"is the kubelet of their nodes alive? `kubectl get nodes`",
-		}
+		)
 	}
 	if err != nil {
 		return fmt.Errorf("waiting for the agents to end: %w", err)
@@ -140,10 +140,10 @@ func (c Cluster) turnOff(ctx context.Context, r Removal) (string, error) {
 		return "", err
 	}
 	for _, o := range halves {
-		return "", advised{
+		return "", advice.With(
 			fmt.Errorf("the operator's half is on: %s would go on to ask for mounts that nobody makes", o),
 			fmt.Sprintf("turn it off first: `%s`, or --operator %s does it here", o.Switch(false), o),
-		}
+		)
 	}
 	return "", nil
 }
@@ -193,7 +193,7 @@ func (h *Helm) remove(timeout time.Duration) error {
 	un := action.NewUninstall(h.cfg)
 	un.Timeout, un.WaitStrategy, un.DeletionPropagation = timeout, kube.StatusWatcherStrategy, "background"
 	if _, err := un.Run(ReleaseName); err != nil {
-		return advised{fmt.Errorf("taking the release away: %w", err), "repeat this command; `helm uninstall " + ReleaseName + " -n " + h.namespace + "` does the same"}
+		return advice.With(fmt.Errorf("taking the release away: %w", err), "repeat this command; `helm uninstall "+ReleaseName+" -n "+h.namespace+"` does the same")
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/nodeview"
 )
@@ -153,10 +154,10 @@ func (c Cluster) settled(ctx context.Context, t *todo) error {
 	if err != nil || u.none() {
 		return err
 	}
-	return advised{
+	return advice.With(
 		fmt.Errorf("nothing was changed: %s, while %w", strings.Join(changes, ", "), u.refusal()),
-		"revoke everything first (" + u.revoke() + ", for each Pod) and repeat this command: agents with another value would leave those mounts behind",
-	}
+		"revoke everything first ("+u.revoke()+", for each Pod) and repeat this command: agents with another value would leave those mounts behind",
+	)
 }
 
 // changed are the values that mounts are found by and that would be others.

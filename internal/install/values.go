@@ -14,6 +14,8 @@ import (
 	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"helm.sh/helm/v4/pkg/strvals"
+
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 // Settings are where values come from; what is later in it wins.
@@ -35,17 +37,17 @@ func (s Settings) Values() (values map[string]any, warnings []string, err error)
 	for _, name := range s.Files {
 		text, err := s.read(name)
 		if err != nil {
-			return nil, nil, misuse(fmt.Errorf("--values: %w", err), "give a file of YAML, or - for standard input")
+			return nil, nil, advice.Usage(fmt.Errorf("--values: %w", err), "give a file of YAML, or - for standard input")
 		}
 		more, err := loader.LoadValues(bytes.NewReader(text))
 		if err != nil {
-			return nil, nil, misuse(fmt.Errorf("--values %s: %w", name, err), "it is YAML, as the chart's values.yaml")
+			return nil, nil, advice.Usage(fmt.Errorf("--values %s: %w", name, err), "it is YAML, as the chart's values.yaml")
 		}
 		values = loader.MergeMaps(values, more)
 	}
 	for _, one := range s.Set {
 		if err := strvals.ParseInto(one, values); err != nil {
-			return nil, nil, misuse(fmt.Errorf("--set %.80q: %w", one, err), "write it as name.of.value=text")
+			return nil, nil, advice.Usage(fmt.Errorf("--set %.80q: %w", one, err), "write it as name.of.value=text")
 		}
 	}
 	if s.Claim != "" {
@@ -93,20 +95,20 @@ func load(from fs.FS) (*chart.Chart, error) {
 func sound(c *chart.Chart, values map[string]any) (common map[string]any, err error) {
 	all, err := util.CoalesceValues(c, values)
 	if err != nil {
-		return nil, misuse(err, "check --set and --values")
+		return nil, advice.Usage(err, "check --set and --values")
 	}
 	if err := util.ValidateAgainstSchema(c, all); err != nil {
-		return nil, misuse(schemaSays(err), cmp.Or(meant(c.Schema, values), "check --set, --values and the variables: the chart's README lists all values"))
+		return nil, advice.Usage(schemaSays(err), cmp.Or(meant(c.Schema, values), "check --set, --values and the variables: the chart's README lists all values"))
 	}
 	on, _ := look(all, enabledValue).(bool)
 	claim, _ := look(all, claimValue).(string)
 	only, stated := look(all, gatewayOnlyValue).(bool)
 	switch {
 	case !on && (only || !stated):
-		return nil, misuse(errors.New("there is nothing to install: the gateway is off"),
+		return nil, advice.Usage(errors.New("there is nothing to install: the gateway is off"),
 			"give --claim NAME, or set "+gatewayVariable+"=true and "+claimVariable)
 	case on && claim == "":
-		return nil, misuse(errors.New("the gateway has no claim: it would have nothing to mount"),
+		return nil, advice.Usage(errors.New("the gateway has no claim: it would have nothing to mount"),
 			"give --claim NAME, or set "+claimVariable)
 	}
 	return all, nil

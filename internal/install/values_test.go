@@ -1,7 +1,6 @@
 package install
 
 import (
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -10,11 +9,11 @@ import (
 	"testing"
 
 	"github.com/datalayer/node-mounts/charts"
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 func isUsage(err error) bool {
-	var usage interface{ Usage() bool }
-	return errors.As(err, &usage) && usage.Usage()
+	return advice.Status(err) == advice.StatusUsage
 }
 
 func chartOf(t *testing.T) fs.FS {
@@ -190,9 +189,8 @@ func TestAKeyThatTheChartDoesNotHaveIsAskedAbout(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = Sound(chart, values)
-		var hinted interface{ Hint() string }
-		if !isUsage(err) || !errors.As(err, &hinted) || !strings.Contains(hinted.Hint(), want) {
-			t.Errorf("%s: %v, %+v", set, err, hinted)
+		if !isUsage(err) || !strings.Contains(advice.Hint(err), want) {
+			t.Errorf("%s: %v, %s", set, err, advice.Hint(err))
 		}
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/spelling"
+	"github.com/datalayer/node-mounts/internal/verify"
 )
 
 // Variable is an environment variable that sets a value of the chart.
@@ -21,7 +23,7 @@ type Variable struct {
 const (
 	variablePrefix   = "DATALAYER_NODE_MOUNT"
 	enabledVariable  = "DATALAYER_NODE_MOUNTS_ENABLED"
-	gatewayVariable  = "DATALAYER_NODE_MOUNT_GATEWAY_ENABLED"
+	gatewayVariable  = verify.EnabledVariable
 	claimVariable    = "DATALAYER_SHARED_FS_VOLUME_CLAIM_NAME"
 	enabledValue     = "nodeMountGateway.enabled"
 	claimValue       = "nodeMountGateway.sharedFilesystemClaim"
@@ -82,9 +84,9 @@ func (v Variable) read(text string) (any, error) {
 	on := text == "true" || text == "1"
 	switch {
 	case !on && text != "false" && text != "0":
-		return nil, misuse(fmt.Errorf("%s is %.80q", v.Name, text), "it is true, false, 1 or 0: "+v.What)
+		return nil, advice.Usage(fmt.Errorf("%s is %.80q", v.Name, text), "it is true, false, 1 or 0: "+v.What)
 	case v.Name == enabledVariable && !on:
-		return nil, misuse(fmt.Errorf("%s is %s", v.Name, text), "unset it to install; `node-mounts uninstall` takes away what is installed")
+		return nil, advice.Usage(fmt.Errorf("%s is %s", v.Name, text), "unset it to install; `node-mounts uninstall` takes away what is installed")
 	}
 	return on, nil
 }

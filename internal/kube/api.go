@@ -28,13 +28,6 @@ const requestTimeout = 20 * time.Second
 // fieldManager names the agent in the Pod's managedFields.
 const fieldManager = "node-mounts-agent"
 
-// podsResource is how a Status names what it is about.
-const podsResource = "pods"
-
-// errNoAPIServer: a document that is read as an empty object must not pass for
-// the word that there is none.
-var errNoAPIServer = errors.New("what answers is not a Kubernetes API server: its document is not what was asked for")
-
 // Confirm asks the API, past every cache, whether the Pod exists: (pod, true)
 // when it does, (zero, false) when it does not or when another Pod has its name.
 // An error means that it is not known. Where the namespace or the name is not
@@ -61,17 +54,12 @@ func (c *Controller) Confirm(ctx context.Context, ref plan.Ref) (plan.Pod, bool,
 
 // get returns the Pod of this name and UID, nil when there is none.
 func (c *Controller) get(ctx context.Context, ref plan.Ref) (*corev1.Pod, error) {
-	// No resource version: a quorum read. "0" would be any API server's cache.
-	p, err := c.cfg.Client.CoreV1().Pods(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	p, err := absence.Pod(ctx, c.cfg.Client.CoreV1(), ref.Namespace, ref.Name)
 	switch {
-	case absence.Said(err, podsResource, ref.Name):
+	case absence.PodSaid(err, ref.Name):
 		return nil, nil
-	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("%w: %w", absence.ErrNotSaid, err)
 	case err != nil:
 		return nil, err
-	case !absence.Is(p, ref.Namespace, ref.Name):
-		return nil, errNoAPIServer
 	case string(p.UID) != ref.UID:
 		return nil, nil
 	}
@@ -87,7 +75,7 @@ func (c *Controller) search(ctx context.Context, ref plan.Ref) (*corev1.Pod, err
 		return nil, err
 	}
 	if list.ResourceVersion == "" { // every API server's list has one
-		return nil, errNoAPIServer
+		return nil, absence.ErrNotIt
 	}
 	for i := range list.Items {
 		if string(list.Items[i].UID) == ref.UID {
@@ -135,7 +123,7 @@ func (c *Controller) Answer(ctx context.Context, pod plan.Pod, ready *string) er
 		return fmt.Errorf("kube: answer pod %s: %w", pod.UID, c.refusal(ctx, pod, err))
 	}
 	if !absence.Is(now, pod.Namespace, pod.Name) {
-		return fmt.Errorf("kube: answer pod %s: %w", pod.UID, errNoAPIServer)
+		return fmt.Errorf("kube: answer pod %s: %w", pod.UID, absence.ErrNotIt)
 	}
 	return nil
 }
@@ -146,7 +134,7 @@ func (c *Controller) Answer(ctx context.Context, pod plan.Pod, ready *string) er
 // equal, another uid would be 422, an immutable field.
 func (c *Controller) refusal(ctx context.Context, pod plan.Pod, err error) error {
 	switch {
-	case absence.Said(err, podsResource, pod.Name), immutableUID(err):
+	case absence.PodSaid(err, pod.Name), immutableUID(err):
 		return fmt.Errorf("%w: %w", agent.ErrGone, err)
 	case apierrors.IsNotFound(err):
 		return fmt.Errorf("%w: %w", absence.ErrNotSaid, err)

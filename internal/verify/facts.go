@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -212,17 +213,11 @@ func driver(ds appsv1.DaemonSet) corev1.Container {
 }
 
 // setting is what the agent's container says about a setting, as flag or as
-// variable. A flag wins, as it does in the agent.
+// variable; "" is none. A flag wins, as it does in the agent.
 func setting(ds appsv1.DaemonSet, variable, flag string) (string, bool) {
 	c := driver(ds)
-	args := slices.Concat(c.Command, c.Args)
-	for i, a := range args {
-		if v, ok := cutFlag(a, flag); ok {
-			return v, true
-		}
-		if a == "--"+flag && i+1 < len(args) {
-			return args[i+1], true
-		}
+	if value, ok := given(slices.Concat(c.Command, c.Args), flag); ok {
+		return value, true
 	}
 	for _, e := range c.Env {
 		if e.Name == variable && e.ValueFrom == nil {
@@ -232,10 +227,18 @@ func setting(ds appsv1.DaemonSet, variable, flag string) (string, bool) {
 	return "", false
 }
 
-func cutFlag(arg, flag string) (string, bool) {
-	prefix := "--" + flag + "="
-	if len(arg) >= len(prefix) && arg[:len(prefix)] == prefix {
-		return arg[len(prefix):], true
+// given is the value of a flag among arguments.
+func given(args []string, flag string) (string, bool) {
+	if flag == "" {
+		return "", false
+	}
+	for i, a := range args {
+		if value, ok := strings.CutPrefix(a, "--"+flag+"="); ok {
+			return value, true
+		}
+		if a == "--"+flag && i+1 < len(args) {
+			return args[i+1], true
+		}
 	}
 	return "", false
 }
@@ -248,7 +251,7 @@ func (f Facts) claimPath(ds appsv1.DaemonSet) string {
 	if path, ok := setting(ds, "DATALAYER_SHARED_FS_MOUNT_PATH", "shared-root"); ok && path != "" {
 		return path
 	}
-	return "/mnt/shared-fs"
+	return nodeview.DefaultSharedRoot
 }
 
 // claimVolume is the volume that the agent's container has at the claim's path.
@@ -290,11 +293,11 @@ func (f *Facts) settle() {
 		s.Names = grant.NamesFor(said("annotation-prefix"))
 	}
 	for _, d := range f.documents() {
-		s.Volume = or(s.Volume, d.VolumeName)
+		s.Volume = cmp.Or(s.Volume, d.VolumeName)
 	}
-	s.Volume = or(or(s.Volume, said("volume-name")), grant.DefaultVolumeName)
-	s.Operator = or(s.Operator, DefaultOperator)
-	s.RuntimeAccount = or(s.RuntimeAccount, DefaultRuntimeAccount)
+	s.Volume = cmp.Or(s.Volume, said("volume-name"), grant.DefaultVolumeName)
+	s.Operator = cmp.Or(s.Operator, DefaultOperator)
+	s.RuntimeAccount = cmp.Or(s.RuntimeAccount, DefaultRuntimeAccount)
 	if s.Companions == nil {
 		s.Companions = []string{operator.DefaultCompanion}
 	}

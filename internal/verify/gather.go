@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/pager"
 
 	"github.com/datalayer/node-mounts/internal/fleet"
+	"github.com/datalayer/node-mounts/internal/nodeview"
 )
 
 // Names that a deployment has unless it chooses others.
@@ -27,7 +29,7 @@ const (
 	// EnabledVariable turns each half on.
 	EnabledVariable = "DATALAYER_NODE_MOUNT_GATEWAY_ENABLED"
 
-	DefaultNamespace      = "datalayer-runtimes"
+	DefaultNamespace      = nodeview.DefaultNamespace
 	DefaultOperator       = "datalayer-operator"
 	DefaultRuntimeAccount = "datalayer-runtimes-sa"
 )
@@ -253,21 +255,18 @@ func (c Cluster) automount(ctx context.Context, a Account) (*bool, error) {
 func (c Cluster) ask(ctx context.Context, f Facts) {
 	const together = 8
 	var mu sync.Mutex
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, together)
+	var asking errgroup.Group
+	asking.SetLimit(together)
 	for _, q := range f.questions() {
-		wg.Add(1)
-		slots <- struct{}{}
-		go func() {
-			defer wg.Done()
-			defer func() { <-slots }()
+		asking.Go(func() error {
 			answer := known(c.may(ctx, q))
 			mu.Lock()
 			defer mu.Unlock()
 			f.May[q] = answer
-		}()
+			return nil
+		})
 	}
-	wg.Wait()
+	_ = asking.Wait() // what could not be asked is in the answer
 }
 
 // may asks for an account of this cluster, with the groups that its token has.

@@ -20,12 +20,3 @@ func PrivateMounts(message string) bool {
 func NeverPulled(reason string) bool {
 	return slices.Contains([]string{"ErrImageNeverPull", "InvalidImageName"}, reason)
 }
-
-// hinted is an error of a step that says better than the step what to do.
-type hinted struct {
-	error
-	hint string
-}
-
-// Hint is what to do.
-func (h hinted) Hint() string { return h.hint }

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -309,12 +310,12 @@ func tokenIn(p corev1.Pod, mounts []corev1.VolumeMount) string {
 func hasToken(v corev1.Volume, account string) bool {
 	switch {
 	case v.Secret != nil:
-		return strings.HasPrefix(v.Secret.SecretName, or(account, "default")+"-token-")
+		return strings.HasPrefix(v.Secret.SecretName, cmp.Or(account, "default")+"-token-")
 	case v.Projected == nil:
 		return false
 	}
 	return slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool {
-		return s.ServiceAccountToken != nil && forTheAPI(s.ServiceAccountToken.Audience) || s.Secret != nil && strings.HasPrefix(s.Secret.Name, or(account, "default")+"-token-")
+		return s.ServiceAccountToken != nil && forTheAPI(s.ServiceAccountToken.Audience) || s.Secret != nil && strings.HasPrefix(s.Secret.Name, cmp.Or(account, "default")+"-token-")
 	})
 }
 

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -70,7 +71,7 @@ func agree(f Facts) []Result {
 	case agent == untold:
 		return one(Skip, why)
 	case agent == on && op == on:
-		return one(OK, strings.TrimSuffix(or(opWhy, "both halves on")+", "+agentWhy, ", "))
+		return one(OK, strings.TrimSuffix(cmp.Or(opWhy, "both halves on")+", "+agentWhy, ", "))
 	case agent == on && f.Settings.AgentOnly:
 		return one(OK, "the agent's half is on; the Operator's is not expected to be yet")
 	case op == untold:
@@ -93,8 +94,8 @@ func agentHalf(f Facts) (half, string) {
 		return off, "there is no DaemonSet of agents"
 	}
 	for _, ds := range f.DaemonSets.Value {
-		if v, ok := setting(ds, EnabledVariable, ""); ok && v == "false" {
-			return off, fmt.Sprintf("%s/%s says %s=false", ds.Namespace, ds.Name, EnabledVariable)
+		if said, isOff := switchedOff(ds); isOff {
+			return off, fmt.Sprintf("%s/%s says %s=%s", ds.Namespace, ds.Name, EnabledVariable, said)
 		}
 	}
 	if len(f.Answers.Value) > 0 && !slices.ContainsFunc(f.Answers.Value, func(a NodeAnswer) bool { return !a.silent() }) {
@@ -112,7 +113,7 @@ func operatorHalf(f Facts) (h half, why string, err error) {
 		return untold, "", f.Operators.Err
 	}
 	for _, d := range f.Operators.Value {
-		if deploymentSays(d) {
+		if OperatorOn(d.Spec.Template.Spec) {
 			return on, "", nil
 		}
 	}
@@ -134,18 +135,6 @@ func operatorHalf(f Facts) (h half, why string, err error) {
 	}
 	return untold, fmt.Sprintf("nothing tells whether the Operator's half is on: there is no Deployment %s%s and no Pod with the label %s",
 		f.Settings.Operator, inNamespace(f.Settings.OperatorNamespace), f.Settings.Names.Label), nil
-}
-
-func deploymentSays(d appsv1.Deployment) bool {
-	spec := d.Spec.Template.Spec
-	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
-		for _, e := range c.Env {
-			if e.Name == EnabledVariable && strings.EqualFold(strings.TrimSpace(e.Value), "true") {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 func claim(f Facts) []Result {
@@ -173,7 +162,7 @@ func claimOn(n nodeview.Node, name string) Result {
 	case !c.Mounted:
 		return Result{Status: Fail, Detail: fmt.Sprintf("no filesystem is mounted at %s: folders would be the node's own (%s)", c.Path, name)}
 	case !c.Answers:
-		return Result{Status: Fail, Detail: fmt.Sprintf("%s at %s does not answer (%s)", or(c.Filesystem, "the filesystem"), c.Path, name)}
+		return Result{Status: Fail, Detail: fmt.Sprintf("%s at %s does not answer (%s)", cmp.Or(c.Filesystem, "the filesystem"), c.Path, name)}
 	}
 	return Result{Status: OK}
 }
@@ -199,7 +188,7 @@ func claimObject(f Facts) Result {
 	case pvc == nil:
 		return Result{Status: Fail, Detail: fmt.Sprintf("%s does not exist in namespace %s", volume.PersistentVolumeClaim.ClaimName, ds.Namespace)}
 	case pvc.Status.Phase != corev1.ClaimBound:
-		return Result{Status: Fail, Detail: fmt.Sprintf("%s is %s, not Bound", pvc.Name, or(string(pvc.Status.Phase), "new"))}
+		return Result{Status: Fail, Detail: fmt.Sprintf("%s is %s, not Bound", pvc.Name, cmp.Or(string(pvc.Status.Phase), "new"))}
 	case pvc.DeletionTimestamp != nil:
 		return Result{Status: Warn, Detail: pvc.Name + " is being deleted: it goes with the last Pod that mounts it"}
 	case !slices.Contains(pvc.Spec.AccessModes, corev1.ReadWriteMany) && ds.Status.DesiredNumberScheduled > 1:

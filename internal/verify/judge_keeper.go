@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -30,7 +31,7 @@ func keeperThere(f Facts) []Result {
 		case n.Keeper == nil:
 			return Result{Status: Fail, Detail: fmt.Sprintf("the agent serves %s and tells of no keeper", kinds[0])}
 		case !n.Keeper.There:
-			return Result{Status: Fail, Detail: or(n.Keeper.Reason, "the agent gives no reason")}
+			return Result{Status: Fail, Detail: cmp.Or(n.Keeper.Reason, "the agent gives no reason")}
 		}
 		return Result{Status: OK, Detail: "runs " + plural(n.Keeper.Children, "process", "processes")}
 	})
@@ -42,7 +43,7 @@ func keeperVersion(f Facts) []Result {
 		if k == nil || !k.There {
 			return Result{Status: Skip, Detail: "no keeper tells of itself"}
 		}
-		both := fmt.Sprintf("keeper %s, agent %s", or(k.Version, "unknown"), or(n.Version, "unknown"))
+		both := fmt.Sprintf("keeper %s, agent %s", cmp.Or(k.Version, "unknown"), cmp.Or(n.Version, "unknown"))
 		if k.Version == n.Version {
 			return Result{Status: OK, Detail: both}
 		}

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -37,7 +38,7 @@ func propagation(f Facts) []Result {
 			is   nodeview.Propagation
 		}{{"kubelet's folder " + n.KubeletDir, kubelet}, {"the agent's root " + n.Root, root}} {
 			if p.is != nodeview.Shared {
-				wrong = append(wrong, fmt.Sprintf("%s is %s", p.what, or(string(p.is), string(nodeview.Unknown))))
+				wrong = append(wrong, fmt.Sprintf("%s is %s", p.what, cmp.Or(string(p.is), string(nodeview.Unknown))))
 			}
 		}
 		if len(wrong) > 0 {
@@ -58,8 +59,8 @@ func kernel(f Facts) []Result {
 
 func enabled(f Facts) []Result {
 	for _, ds := range f.DaemonSets.Value {
-		if v, ok := setting(ds, EnabledVariable, ""); ok && v == "false" {
-			return one(Fail, fmt.Sprintf("the DaemonSet %s/%s says %s=false", ds.Namespace, ds.Name, EnabledVariable))
+		if said, isOff := switchedOff(ds); isOff {
+			return one(Fail, fmt.Sprintf("the DaemonSet %s/%s says %s=%s", ds.Namespace, ds.Name, EnabledVariable, said))
 		}
 	}
 	if f.Answers.Err != nil || len(f.Answers.Value) == 0 {
@@ -73,7 +74,7 @@ func enabled(f Facts) []Result {
 			r.Status, r.Detail = Fail, oneLine(a.Err)
 		case a.Document == nil:
 		case !a.Document.Ready:
-			r.Status, r.Detail = Fail, "not ready: "+or(a.Document.Reason, "the agent gives no reason")
+			r.Status, r.Detail = Fail, "not ready: "+cmp.Or(a.Document.Reason, "the agent gives no reason")
 		default:
 			r.Status, r.Detail = OK, "serving /gateway"
 		}
@@ -158,11 +159,11 @@ func outlives(f Facts) []Result {
 		case !c.Mounted:
 			return Result{Status: Skip, Detail: "no claim is mounted: see \"Shared filesystem claim\""}
 		case c.Backing == nodeview.BackedByKernel:
-			return Result{Status: OK, Detail: or(c.Filesystem, "kept") + ", kept by the kernel"}
+			return Result{Status: OK, Detail: cmp.Or(c.Filesystem, "kept") + ", kept by the kernel"}
 		case c.Backing == nodeview.BackedByProcess:
-			what = or(c.Filesystem, "its filesystem") + " is kept by a process"
+			what = cmp.Or(c.Filesystem, "its filesystem") + " is kept by a process"
 		default:
-			what = "it cannot be told what keeps " + or(c.Filesystem, "its filesystem")
+			what = "it cannot be told what keeps " + cmp.Or(c.Filesystem, "its filesystem")
 		}
 		switch {
 		case held == "":
@@ -191,11 +192,4 @@ func holder(f Facts) (name, partly string) {
 		}
 	}
 	return "", ""
-}
-
-func or(text, otherwise string) string {
-	if text == "" {
-		return otherwise
-	}
-	return text
 }

@@ -3,12 +3,11 @@ package verify
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/selection"
+
+	"github.com/datalayer/node-mounts/internal/fleet"
 )
 
 func everyNode(f Facts) []Result {
@@ -31,7 +30,7 @@ func everyNode(f Facts) []Result {
 	for _, n := range f.Nodes.Value {
 		known := asked[n.Name] || slices.ContainsFunc(f.Answers.Value, func(a NodeAnswer) bool { return a.Node == n.Name })
 		pods := podsOn(f, n.Name)
-		switch covered := f.covers(n); {
+		switch covered := f.covers(&n); {
 		case known:
 		case pods > 0:
 			all = append(all, Result{Node: n.Name, Status: Fail, Detail: "no agent runs there, and " + plural(pods, "gateway Pod waits", "gateway Pods wait") + " for one"})
@@ -80,59 +79,6 @@ func podsOn(f Facts, node string) int {
 }
 
 // covers tells whether a DaemonSet of agents should have a Pod on the node.
-func (f Facts) covers(n corev1.Node) bool {
-	return slices.ContainsFunc(f.DaemonSets.Value, func(ds appsv1.DaemonSet) bool { return covers(ds.Spec.Template.Spec, n) })
-}
-
-func covers(spec corev1.PodSpec, n corev1.Node) bool {
-	system := or(n.Labels[corev1.LabelOSStable], n.Status.NodeInfo.OperatingSystem)
-	if system != "" && system != "linux" {
-		return false
-	}
-	return labels.SelectorFromSet(spec.NodeSelector).Matches(labels.Set(n.Labels)) && attracts(spec.Affinity, n) &&
-		!slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return keepsOut(t, spec.Tolerations) })
-}
-
-// attracts tells whether the required part of a node affinity matches. Terms are
-// alternatives; a term without any expression matches nothing.
-func attracts(a *corev1.Affinity, n corev1.Node) bool {
-	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return true
-	}
-	return slices.ContainsFunc(a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool {
-		return len(t.MatchExpressions)+len(t.MatchFields) > 0 &&
-			matches(t.MatchExpressions, n.Labels) && matches(t.MatchFields, labels.Set{"metadata.name": n.Name})
-	})
-}
-
-func matches(expressions []corev1.NodeSelectorRequirement, set labels.Set) bool {
-	operators := map[corev1.NodeSelectorOperator]selection.Operator{
-		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
-		corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
-		corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
-	}
-	return !slices.ContainsFunc(expressions, func(e corev1.NodeSelectorRequirement) bool {
-		r, err := labels.NewRequirement(e.Key, operators[e.Operator], e.Values)
-		return err != nil || !r.Matches(set)
-	})
-}
-
-// keepsOut tells whether a taint keeps a DaemonSet's Pod off a node. What the
-// controller tolerates for every DaemonSet is in its documentation: the node's own
-// conditions, and that it is cordoned.
-func keepsOut(t corev1.Taint, tolerations []corev1.Toleration) bool {
-	if t.Effect == corev1.TaintEffectPreferNoSchedule || strings.HasPrefix(t.Key, "node.kubernetes.io/") {
-		return false
-	}
-	return !slices.ContainsFunc(tolerations, func(o corev1.Toleration) bool {
-		switch {
-		case o.Effect != "" && o.Effect != t.Effect, o.Key != "" && o.Key != t.Key:
-			return false
-		case o.Operator == corev1.TolerationOpExists:
-			return true
-		case o.Operator == "", o.Operator == corev1.TolerationOpEqual:
-			return o.Key != "" && o.Value == t.Value
-		}
-		return false
-	})
+func (f Facts) covers(n *corev1.Node) bool {
+	return slices.ContainsFunc(f.DaemonSets.Value, func(ds appsv1.DaemonSet) bool { return fleet.Covers(ds.Spec.Template.Spec, n) })
 }

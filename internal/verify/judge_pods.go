@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -115,7 +116,7 @@ func runtimeClass(f Facts) []Result {
 		handler, known := f.Handlers.Value[class]
 		for _, s := range f.Settings.SandboxedRuntimes {
 			if s != "" && (strings.HasPrefix(class, s) || strings.HasPrefix(handler, s)) {
-				return fmt.Sprintf("runtime class %q (handler %q)", class, or(handler, "unknown")), true
+				return fmt.Sprintf("runtime class %q (handler %q)", class, cmp.Or(handler, "unknown")), true
 			}
 		}
 		if !known {

@@ -10,10 +10,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/spelling"
 	"github.com/datalayer/node-mounts/operator"
 )
@@ -32,7 +34,7 @@ type ExitError struct {
 }
 
 func (e *ExitError) Error() string {
-	return fmt.Sprintf("the command ended with %d: %s", e.Status, or(strings.TrimSpace(e.Stderr), "it said nothing"))
+	return fmt.Sprintf("the command ended with %d: %s", e.Status, cmp.Or(strings.TrimSpace(e.Stderr), "it said nothing"))
 }
 
 // Probe proves nodes by doing what is else argued about: a throw-away Pod on each,
@@ -62,7 +64,7 @@ func ProbeOf(f Facts) Probe {
 		p.Namespace = corev1.NamespaceDefault
 	}
 	for _, d := range f.documents() {
-		p.MountPath = or(d.MountPath, p.MountPath)
+		p.MountPath = cmp.Or(d.MountPath, p.MountPath)
 	}
 	for _, ds := range f.DaemonSets.Value {
 		c := driver(ds)
@@ -122,13 +124,13 @@ func Fit(f Facts, node string) error {
 		if !slices.Contains(known, node) {
 			err := fmt.Errorf("there is no node %q", node)
 			if near := spelling.Nearest(node, known, 2); near != "" {
-				return hinted{err, fmt.Sprintf("did you mean %q?", near)}
+				return advice.With(err, fmt.Sprintf("did you mean %q?", near))
 			}
-			return hinted{err, "`kubectl get nodes` lists them"}
+			return advice.With(err, "`kubectl get nodes` lists them")
 		}
 	}
 	if f.Answers.Err == nil && !slices.Contains(ProbeNodes(f), node) {
-		return hinted{fmt.Errorf("no agent is on node %q: nobody would answer a grant there", node), "`node-mounts status --nodes` says why a node has none"}
+		return advice.With(fmt.Errorf("no agent is on node %q: nobody would answer a grant there", node), "`node-mounts status --nodes` says why a node has none")
 	}
 	return nil
 }
@@ -139,13 +141,11 @@ func Fit(f Facts, node string) error {
 func (p Probe) Run(ctx context.Context, nodes []string) []Result {
 	const together = 4
 	var mu sync.Mutex
-	var wg sync.WaitGroup
 	var all []Result
-	slots := make(chan struct{}, together)
+	var probing errgroup.Group
+	probing.SetLimit(together)
 	for _, node := range nodes {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
+		probing.Go(func() error {
 			results := p.node(ctx, node, func(r Result) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -156,9 +156,10 @@ func (p Probe) Run(ctx context.Context, nodes []string) []Result {
 			mu.Lock()
 			defer mu.Unlock()
 			all = append(all, results...)
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = probing.Wait() // what went wrong is in the results
 	slices.SortStableFunc(all, func(a, b Result) int { return cmp.Compare(a.Node, b.Node) })
 	return all
 }
@@ -212,10 +213,7 @@ func (on *probed) take(ctx context.Context, s step) Result {
 	case errors.Is(err, errDoubt):
 		r.Status, r.Hint = Warn, s.do
 	case err != nil:
-		r.Status, r.Detail, r.Hint = Fail, oneLine(err)+" (after "+took+")", s.do
-		if better, ok := errors.AsType[hinted](err); ok {
-			r.Hint = better.hint
-		}
+		r.Status, r.Detail, r.Hint = Fail, oneLine(err)+" (after "+took+")", cmp.Or(advice.Hint(err), s.do) // it may know better than the step
 	}
 	return r
 }

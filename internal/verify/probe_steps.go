@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/advice"
+	"github.com/datalayer/node-mounts/internal/fleet"
 	"github.com/datalayer/node-mounts/internal/kube/absence"
 	"github.com/datalayer/node-mounts/operator"
 )
@@ -73,7 +76,7 @@ func runPod(ctx context.Context, on *probed) (string, error) {
 		Image: on.Image, Command: []string{"sh", "-c", waitsForTERM}, Names: on.Names, Volume: on.Volume, MountPath: on.MountPath,
 		OpenMetadata: true, Grace: 5 * time.Second,
 		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		Labels:      map[string]string{"app.kubernetes.io/name": "node-mounts", "app.kubernetes.io/component": "probe"},
+		Labels:      map[string]string{fleet.NameLabel: fleet.Name, fleet.ComponentLabel: "probe"},
 	})
 	if err != nil {
 		return "", err
@@ -114,7 +117,7 @@ func (on *probed) ready(ctx context.Context, restarts int32) error {
 			}
 			return false, nil
 		case p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded:
-			return false, fmt.Errorf("the Pod has ended: %s", or(p.Status.Message, or(p.Status.Reason, string(p.Status.Phase))))
+			return false, fmt.Errorf("the Pod has ended: %s", cmp.Or(p.Status.Message, p.Status.Reason, string(p.Status.Phase)))
 		}
 		if err := neverRuns(p); err != nil {
 			return false, err
@@ -137,7 +140,7 @@ func neverRuns(p *corev1.Pod) error {
 		switch {
 		case w == nil:
 		case PrivateMounts(w.Message):
-			return hinted{fmt.Errorf("the Pod does not run: %s", waitingFor(p)), ShareMounts}
+			return advice.With(fmt.Errorf("the Pod does not run: %s", waitingFor(p)), ShareMounts)
 		case NeverPulled(w.Reason):
 			return fmt.Errorf("the Pod does not run: %s", waitingFor(p))
 		}
@@ -157,7 +160,7 @@ func waitingFor(p *corev1.Pod) string {
 			return c.Message
 		}
 	}
-	return "its phase is " + or(string(p.Status.Phase), "unknown")
+	return "its phase is " + cmp.Or(string(p.Status.Phase), "unknown")
 }
 
 func grantFolder(ctx context.Context, on *probed) (string, error) {

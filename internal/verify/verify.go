@@ -7,10 +7,12 @@ package verify
 import (
 	"errors"
 	"strings"
+
+	"github.com/datalayer/node-mounts/internal/advice"
 )
 
 // ErrFailed is that something is not as it must be.
-var ErrFailed = errors.New("a check failed")
+var ErrFailed = advice.Failing(errors.New("a check failed"), "")
 
 // Status is the verdict of a check.
 type Status string

@@ -4,15 +4,45 @@
 package absence
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
 // ErrNotSaid is beside a 404 that is no API server's word on the object.
 var ErrNotSaid = errors.New("what answers 404 is not a Kubernetes API server that was asked for this object")
+
+// ErrNotIt is a document that came without an error and is not what was asked for: it
+// would be read as an empty object, and must not pass for the word that there is none.
+var ErrNotIt = errors.New("what answers is not a Kubernetes API server: its document is not what was asked for")
+
+// pods is how an API server's Status names what it is about.
+const pods = "pods"
+
+// Pod reads a Pod. PodSaid tells of its error whether the Pod does not exist; any
+// other is ErrNotSaid, ErrNotIt, or the API's, and says nothing of that.
+func Pod(ctx context.Context, from corev1client.PodsGetter, namespace, name string) (*corev1.Pod, error) {
+	// No resource version: a quorum read. "0" would be any API server's old copy.
+	p, err := from.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err == nil && !Is(p, namespace, name):
+		return nil, ErrNotIt
+	case err == nil:
+		return p, nil
+	case apierrors.IsNotFound(err) && !PodSaid(err, name):
+		return nil, fmt.Errorf("%w: %w", ErrNotSaid, err)
+	}
+	return nil, err
+}
+
+// PodSaid is Said of a Pod.
+func PodSaid(err error, name string) bool { return Said(err, pods, name) }
 
 // Said tells whether err is an API server's word that this object does not exist:
 // a Status that it wrote itself, with the resource and the name in it.

@@ -41,10 +41,10 @@ func Node(name string) corev1.Node {
 func Document(node string) *nodeview.Node {
 	return &nodeview.Node{
 		Node: node, Namespace: Runtimes, Version: "v1.2.3", Ready: true, KubeletDir: "/var/lib/kubelet",
-		Root: "/var/lib/datalayer/node-mount-gateway", VolumeName: grant.DefaultVolumeName,
+		Root: nodeview.DefaultRoot, VolumeName: grant.DefaultVolumeName,
 		Facts: nodeview.Facts{
 			Kernel: "6.8.0-1057-aws", MountSetattr: true, KubeletPropagation: nodeview.Shared, RootPropagation: nodeview.Shared, KubeletFound: true,
-			Claim: nodeview.Claim{Path: "/mnt/shared-fs", Mounted: true, Filesystem: "nfs4", Backing: nodeview.BackedByKernel, Answers: true},
+			Claim: nodeview.Claim{Path: nodeview.DefaultSharedRoot, Mounted: true, Filesystem: "nfs4", Backing: nodeview.BackedByKernel, Answers: true},
 		},
 		Serves: []grant.Kind{grant.KindPlain, grant.KindFiles, grant.KindSharedFolder, grant.KindCloudStorage},
 		Keeper: &nodeview.Keeper{There: true, Version: "v1.2.3", Instance: "KEEPER", Children: 1},
@@ -72,7 +72,7 @@ func AgentDaemonSet() appsv1.DaemonSet {
 					Volumes:            []corev1.Volume{ClaimVolume("shared")},
 					Containers: []corev1.Container{{
 						Name: fleet.Container, Image: "example.org/node-mounts:v1.2.3",
-						VolumeMounts: []corev1.VolumeMount{{Name: "shared", MountPath: "/mnt/shared-fs"}},
+						VolumeMounts: []corev1.VolumeMount{{Name: "shared", MountPath: nodeview.DefaultSharedRoot}},
 					}},
 				},
 			},
@@ -136,5 +136,5 @@ func MountToken(c *corev1.Container) {
 
 // AgentLabels are what the agents are found by.
 func AgentLabels() map[string]string {
-	return map[string]string{"app.kubernetes.io/name": "node-mounts", "app.kubernetes.io/component": "agent"}
+	return map[string]string{fleet.NameLabel: fleet.Name, fleet.ComponentLabel: fleet.Component}
 }
