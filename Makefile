@@ -14,8 +14,9 @@ BINS    := $(notdir $(wildcard cmd/*))
 RUNNERS := $(notdir $(patsubst %/,%,$(dir $(wildcard runners/*/go.mod))))
 PROGRAMS := $(BINS) $(RUNNERS:%=node-mounts-%)
 
-# Every module but the first, whose tests and code are looked at as its are.
-MODULES := tools runners/s3 test/s3server
+# Every module but the first, whose tests and code are looked at as its are; by
+# tools/gotest too.
+export MODULES := tools runners/s3 test/s3server
 
 # The tools are built once per set of versions and Go release, outside the tree:
 # compiling the linter takes minutes, and a clean checkout should not pay twice.

@@ -34,7 +34,7 @@ func Codes() []CodeInfo {
 		{
 			CodeUnsupportedKind,
 			"The grant names a kind that this deployment does not serve, or that does not exist.",
-			"Use one of the kinds listed by the documentation, and turn its chart switch on.",
+			"Use a kind that the documentation lists as served, and turn its chart value on.",
 		},
 		{
 			CodeInvalidSource,
@@ -64,7 +64,7 @@ func Codes() []CodeInfo {
 		{
 			CodeProcessUnsupported,
 			"The kind needs a filesystem process, and this agent runs none of that kind.",
-			"Turn the kind's chart switch on, or use a kind that needs no process.",
+			"Turn the kind's chart value on if this release serves the kind, or use one that needs no process.",
 		},
 		{
 			CodeTooManyMounts,

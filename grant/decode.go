@@ -45,7 +45,7 @@ func decode(annotation string) (Set, []json.RawMessage) {
 	hash := ""
 	items, ok := elements(raw, MaxEntries)
 	if !ok {
-		top, isObject := members(raw, "hash", "mounts")
+		top, isObject := members(raw, SetFields()...)
 		if !isObject {
 			return unreadable("the annotation is neither an object with mounts nor a list of mounts: write it again"), nil
 		}
@@ -62,6 +62,15 @@ func decode(annotation string) (Set, []json.RawMessage) {
 		return Set{Hash: hash, Whole: &Refusal{Key: WholeSet, Code: CodeTooManyMounts, Message: message}}, nil
 	}
 	return decodeSet(items, hash), items
+}
+
+// SetFields are the names that the object of an annotation has. Readers pass over any
+// other.
+func SetFields() []string { return []string{"hash", "mounts"} }
+
+// Fields are the names that one of its mounts has. Readers pass over any other.
+func Fields() []string {
+	return []string{"uid", "kind", "source", "target", "mode", "allow_exec", "revision", "secret"}
 }
 
 func unreadable(message string) Set {
@@ -95,7 +104,7 @@ func decodeSet(items []json.RawMessage, hash string) Set {
 }
 
 func decodeEntry(raw json.RawMessage) entry {
-	fields, ok := members(raw, "uid", "kind", "source", "target", "mode", "allow_exec", "revision", "secret")
+	fields, ok := members(raw, Fields()...)
 	if !ok {
 		return entry{notObject: true}
 	}

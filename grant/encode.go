@@ -3,6 +3,7 @@ package grant
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"slices"
 )
@@ -22,18 +23,27 @@ func Encode(mounts []Mount) (string, error) {
 	if len(set.Refused) > 0 {
 		return "", &set.Refused[0]
 	}
-	if len(set.Mounts) > MaxEntries {
+	items := make([]json.RawMessage, len(set.Mounts))
+	for i, m := range set.Mounts {
+		items[i] = appendMount(nil, m)
+	}
+	return frame(Hash(set.Mounts), items)
+}
+
+// frame writes an annotation of entries as they are, and refuses one that no reader
+// would take.
+func frame(hash string, items []json.RawMessage) (string, error) {
+	if len(items) > MaxEntries {
 		message := fmt.Sprintf("the set has more than %d mounts: grant fewer", MaxEntries)
 		return "", &Refusal{Key: WholeSet, Code: CodeTooManyMounts, Message: message}
 	}
-	b := append([]byte(nil), `{"hash":`...)
-	b = appendString(b, Hash(set.Mounts))
+	b := appendString([]byte(`{"hash":`), hash)
 	b = append(b, `,"mounts":[`...)
-	for i, m := range set.Mounts {
+	for i, item := range items {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = appendMount(b, m)
+		b = append(b, item...)
 	}
 	b = append(b, "]}"...)
 	if len(b) > MaxAnnotationBytes {

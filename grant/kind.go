@@ -41,6 +41,7 @@ type KindInfo struct {
 	Creates  bool   // a missing folder is made
 	ReadOnly bool   // always mounted read-only, whatever the grant says
 	Switch   string // chart value that turns the kind on; "" means it is always on
+	Unserved bool   // this release has no way to mount it, and its chart refuses the Switch
 
 	// source cleans a source of this kind, or returns what is wrong with it as
 	// the second half of a sentence that starts with the source.
@@ -99,6 +100,7 @@ func Kinds() []KindInfo {
 			Summary:    "a folder on a person's own computer",
 			SourceForm: "bridge uid",
 			Switch:     "nodeMountGateway.localBridges",
+			Unserved:   true,
 			source:     bridgeSource,
 		},
 	}

@@ -3,7 +3,6 @@ package grant
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"slices"
 )
 
@@ -79,29 +78,13 @@ func settled(mounts []Mount, items []json.RawMessage) []json.RawMessage {
 // encodeItems writes an annotation of entries as they are, with the hash of those
 // that are valid.
 func encodeItems(items []json.RawMessage) (string, error) {
-	if len(items) > MaxEntries {
-		message := fmt.Sprintf("the set has more than %d mounts: grant fewer", MaxEntries)
-		return "", &Refusal{Key: WholeSet, Code: CodeTooManyMounts, Message: message}
-	}
-	var list bytes.Buffer
-	list.WriteByte('[')
+	compact := make([]json.RawMessage, len(items))
 	for i, item := range items {
-		if i > 0 {
-			list.WriteByte(',')
-		}
-		if err := json.Compact(&list, item); err != nil {
+		var b bytes.Buffer
+		if err := json.Compact(&b, item); err != nil {
 			return "", &Refusal{Key: WholeSet, Code: CodeInvalidGrant, Message: "an entry is not valid JSON: write the whole set again"}
 		}
+		compact[i] = b.Bytes()
 	}
-	list.WriteByte(']')
-	set := decodeSet(items, "")
-	b := append([]byte(nil), `{"hash":`...)
-	b = appendString(b, set.Hash)
-	b = append(b, `,"mounts":`...)
-	b = append(append(b, list.Bytes()...), '}')
-	if len(b) > MaxAnnotationBytes {
-		message := fmt.Sprintf("the annotation would be larger than %d bytes: grant fewer mounts, or shorter sources", MaxAnnotationBytes)
-		return "", &Refusal{Key: WholeSet, Code: CodeInvalidGrant, Message: message}
-	}
-	return string(b), nil
+	return frame(decodeSet(items, "").Hash, compact)
 }

@@ -78,6 +78,9 @@ func TestEveryKindHasOneRowThatDescribesIt(t *testing.T) {
 		if (row.Switch == "") != (row.Delivery == DeliveryBind) {
 			t.Errorf("%q: binds are always on, all else has a switch; got %q", row.Kind, row.Switch)
 		}
+		if row.Unserved && row.Delivery != DeliveryProcess {
+			t.Errorf("%q: the code for a kind that no release serves yet is that of processes", row.Kind)
+		}
 		if info, ok := row.Kind.Info(); !ok || info.Kind != row.Kind {
 			t.Errorf("%q is not found by Info", row.Kind)
 		}

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/datalayer/node-mounts/internal/keeper"
+	"github.com/datalayer/node-mounts/internal/keepercmd"
 	"github.com/datalayer/node-mounts/internal/obs"
 )
 
@@ -14,5 +15,5 @@ func main() {
 	if code, ours := keeper.Main(os.Args); ours {
 		os.Exit(code)
 	}
-	os.Exit(run(obs.Version(), os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(keepercmd.Main(obs.Version(), os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/internal/keeper"
+	"github.com/datalayer/node-mounts/internal/keepercmd"
 	"github.com/datalayer/node-mounts/test/textlog"
 )
 
@@ -482,7 +483,7 @@ func TestTheCommandLine(t *testing.T) {
 		{[]string{"--socket", t.TempDir() + "/s", "--cache-root", "/nowhere"}, 1, "", "must be a folder of root's"},
 	} {
 		var stdout, stderr bytes.Buffer
-		code := run("v9", c.args, &stdout, &stderr)
+		code := keepercmd.Main("v9", c.args, &stdout, &stderr)
 		if code != c.code || !strings.Contains(stdout.String(), c.stdout) || !strings.Contains(stderr.String(), c.stderr) ||
 			(c.stdout == "") != (stdout.Len() == 0) || (c.stderr == "") != (stderr.Len() == 0) {
 			t.Errorf("%q: %d, %q, %q", c.args, code, stdout.String(), stderr.String())

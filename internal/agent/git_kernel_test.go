@@ -23,6 +23,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
 	"github.com/datalayer/node-mounts/internal/checkout"
+	"github.com/datalayer/node-mounts/internal/checkout/checkouttest"
 	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/plan"
@@ -42,7 +43,7 @@ type gitNode struct {
 func newGitNode(t testing.TB, server *gitserver.HTTPS) *gitNode {
 	t.Helper()
 	root := t.TempDir()
-	n := &gitNode{Node: agenttest.NewNode(t), server: server, repo: gitserver.NewRepository(t, root, "team/tutorial.git")}
+	n := &gitNode{Node: agenttest.NewNode(t), server: server, repo: gitserver.NewRepository(t, root, "team/tutorial.git"), limits: checkouttest.Limits()}
 	n.commit = n.repo.Files("main", map[string]string{"README.md": "read me\n", "run.sh*": "#!/bin/sh\necho ran\n"})
 	server.Start(t, root)
 	n.Policy.Serves[grant.KindGit] = true
@@ -162,7 +163,7 @@ func TestARepositoryAppearsInARunningPodReadOnlyWhateverTheGrantSays(t *testing.
 func TestACheckoutThatNobodyUsesIsCollectedAndOneInUseIsNot(t *testing.T) {
 	t.Parallel()
 	n := newGitNode(t, &gitserver.HTTPS{})
-	n.limits.Budget = -1
+	n.limits.Budget = 0
 	n.Restart()
 	p, q := n.RunningPod("one"), n.RunningPod("two")
 	p.Grant(n.repository("code"))
@@ -189,7 +190,7 @@ func TestACheckoutThatNobodyUsesIsCollectedAndOneInUseIsNot(t *testing.T) {
 func TestACheckoutWhoseMountSomebodyElseTookAwayIsCollectedToo(t *testing.T) {
 	t.Parallel()
 	n := newGitNode(t, &gitserver.HTTPS{})
-	n.limits.Budget = -1
+	n.limits.Budget = 0
 	n.Restart()
 	p := n.RunningPod("pod")
 	p.Grant(n.repository("code"))

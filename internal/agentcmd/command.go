@@ -25,16 +25,15 @@ func refuse(err error, hint string, args ...any) error {
 	return advice.With(err, fmt.Sprintf(hint, args...))
 }
 
-// New is the command. Its flags are those of Options, its help names their
-// variables; it runs the agent until its context ends.
-func New(version string) *cobra.Command {
-	return newCommand(version, os.LookupEnv, os.Geteuid)
-}
+// Command is the command, for its reference.
+func Command() *cobra.Command { return newCommand("", os.LookupEnv, os.Geteuid) }
 
 // Edit changes what the agent is made of before it is made. The command's own
 // agent is made as it is; a test's dies at a chosen call by one.
 type Edit func(cfg *agent.Config) error
 
+// newCommand is the command. Its flags are those of Options, its help names their
+// variables; it runs the agent until its context ends.
 func newCommand(version string, env func(string) (string, bool), euid func() int, edits ...Edit) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "node-mounts-agent",

@@ -34,10 +34,10 @@ func newGateway(env func(string) (string, bool)) *cobra.Command {
 		Short: "Print what the agent that runs here tells about its node",
 		Long: `gateway prints, as JSON, what the agent in this container tells about its node:
 whether it can serve, what the node is, and what is mounted for which Pod. It
-names folders and Secrets, so the agent answers it on loopback alone; from outside:
-
-  kubectl exec ds/datalayer-node-mounts -c driver -- node-mounts-agent gateway`,
-		Args: noArguments,
+names folders and Secrets, so the agent answers it on loopback alone: run this in
+the agent's container.`,
+		Example: `  kubectl -n datalayer-runtimes exec ds/datalayer-node-mounts -c driver -- node-mounts-agent gateway`,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := resolveThese(options, lookUp(cmd), env)
 			if err != nil {

@@ -44,6 +44,8 @@ const (
 	mostCloneTimeout  = 86400
 	// gitJobs is how many repositories are fetched at the same time.
 	gitJobs = 4
+	// gitJobsPerHost leaves one of them to the others where a server stalls.
+	gitJobsPerHost = gitJobs - 1
 )
 
 // GitProcesses is how many processes of git there are at the most that may take memory.
@@ -76,7 +78,7 @@ func gitOptions() []Option {
 			set:  func(s *settings, v string) error { return size(&s.git.kept, v, 0) },
 		},
 		{
-			Flag: "checkout-files", Env: "DATALAYER_NODE_MOUNT_GATEWAY_CHECKOUT_FILES", Default: "200000", Type: "int",
+			Flag: "checkout-files", Env: "DATALAYER_NODE_MOUNT_GATEWAY_CHECKOUT_FILES", Default: "200000", Type: "number",
 			Help: "how many files, folders and links one checkout may have, its repository included",
 			set:  func(s *settings, v string) error { return number(&s.git.files, v, 100, 100_000_000) },
 		},
@@ -313,16 +315,10 @@ func (s settings) checkoutConfig(ctx context.Context, boot string, log *slog.Log
 		Hide: []string{"/var/run/secrets", s.kubelet, s.sharedRoot, filepath.Join(s.root, "pods"), filepath.Join(s.root, "journal")},
 		Limits: checkout.Limits{
 			Bytes: s.git.size, Inodes: int64(s.git.files), Memory: s.git.memory, Timeout: time.Duration(s.git.timeout) * time.Second,
-			Total: s.git.total, Free: s.git.free, Budget: s.git.kept, Jobs: gitJobs,
+			Total: s.git.total, Free: s.git.free, Budget: s.git.kept, Jobs: gitJobs, PerHost: gitJobsPerHost,
 		},
 		Network: checkout.Policy{Allow: s.git.allow, Deny: s.git.deny},
 		Proxy:   s.git.proxy, Log: log,
-	}
-	if s.git.kept == 0 {
-		c.Limits.Budget = -1
-	}
-	if s.git.free == 0 {
-		c.Limits.Free = -1
 	}
 	never, err := neverReached(ctx, systemResolver)
 	if err != nil {

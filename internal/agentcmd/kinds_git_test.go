@@ -79,7 +79,7 @@ func TestGitSeesNothingOfTheNodeAndReachesNeitherNodeNorAPIServer(t *testing.T) 
 	if err := os.WriteFile(ca, []byte("PEM"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := settle(t, map[string]string{"node-id": "a", "checkouts-kept": "0", "git-ca-file": ca, "git-deny": "10.9.0.0/16", "clone-timeout": "60"}, nil)
+	s := settle(t, map[string]string{"node-id": "a", "checkouts-kept": "0", "checkouts-free": "0", "git-ca-file": ca, "git-deny": "10.9.0.0/16", "clone-timeout": "60"}, nil)
 	c, err := s.checkoutConfig(t.Context(), "boot", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestGitSeesNothingOfTheNodeAndReachesNeitherNodeNorAPIServer(t *testing.T) 
 			t.Errorf("git reaches %s", denied)
 		}
 	}
-	if c.Limits.Budget >= 0 || c.Limits.Timeout != time.Minute || string(c.CA) != "PEM" || c.Root != s.root+"/checkouts" || c.Boot != "boot" {
+	if c.Limits.Budget != 0 || c.Limits.Free != 0 || c.Limits.Timeout != time.Minute || string(c.CA) != "PEM" || c.Root != s.root+"/checkouts" || c.Boot != "boot" {
 		t.Errorf("%+v", c)
 	}
 	s.git.caFile += "-gone"

@@ -33,13 +33,6 @@ type Command struct {
 	Files []*os.File
 }
 
-// Close closes the files.
-func (c Command) Close() {
-	for _, f := range c.Files {
-		f.Close()
-	}
-}
-
 // SourceError says what is wrong with the source of a grant.
 type SourceError struct{ Reason string }
 

@@ -188,6 +188,12 @@ func TestTheEnvironmentIsMadeFromNothing(t *testing.T) {
 	}
 }
 
+func closeFiles(c bucket.Command) {
+	for _, f := range c.Files {
+		f.Close()
+	}
+}
+
 // Whatever else is asked for, what can be seen in /proc has nothing of the session,
 // and arguments have nothing of the token.
 func TestNoArgumentAndNoVariableHasTheSession(t *testing.T) {
@@ -200,7 +206,7 @@ func TestNoArgumentAndNoVariableHasTheSession(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got.Close()
+			closeFiles(got)
 			if text := fmt.Sprint(got.Args, got.Env); strings.Contains(text, canary) {
 				t.Errorf("%s", text)
 			}
@@ -286,7 +292,7 @@ func TestCertificatesArePassedAsAFileThatNobodyCanChange(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer got.Close()
+		defer closeFiles(got)
 		told := slices.Contains(got.Args, "--ca-file=/proc/self/fd/4")
 		if mountS3 {
 			told = slices.Contains(got.Env, "AWS_CA_BUNDLE=/proc/self/fd/4")

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -81,7 +80,7 @@ func (s *Store) Recover(uses map[string]string) (missing []string) {
 // Collect removes the checkouts that nobody uses and that were used longest ago,
 // until those that are left fit the budget. It returns the bytes it has freed.
 func (s *Store) Collect(ctx context.Context) int64 {
-	return s.dropIdle(ctx, max(0, s.config.Limits.Budget))
+	return s.dropIdle(ctx, s.config.Limits.Budget)
 }
 
 func (s *Store) dropIdle(ctx context.Context, budget int64) (freed int64) {
@@ -179,11 +178,6 @@ type Progress struct {
 	Bytes    int64  // on disk so far
 	Began    time.Time
 	Waiting  int // callers
-}
-
-// String is one line for an event.
-func (p Progress) String() string {
-	return fmt.Sprintf("%s at %s: %s, %d bytes", p.URL, p.Revision[:min(12, len(p.Revision))], p.Phase, p.Bytes)
 }
 
 // Progress lists the clones that are under way, the oldest first.

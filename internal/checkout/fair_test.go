@@ -60,7 +60,7 @@ func greedy(t *testing.T, hosts int, server *gitserver.HTTPS) (w *world, repo *g
 	w.https(server)
 	bad := newStalled(t)
 	w.open([]*gitserver.HTTPS{server}, loopback(bad.address), func(c *checkout.Config) {
-		c.Limits.Jobs = 4
+		c.Limits.Jobs, c.Limits.PerHost = 4, 3
 		c.Network.Resolve = func(context.Context, string) ([]netip.Addr, error) {
 			return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 		}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/datalayer/node-mounts/internal/checkout"
+	"github.com/datalayer/node-mounts/internal/checkout/checkouttest"
 	"github.com/datalayer/node-mounts/test/gitserver"
 	"golang.org/x/sys/unix"
 )
@@ -123,7 +124,7 @@ func TestNothingIsCollectedBeforeTheUsesAreKnown(t *testing.T) {
 	w.store.Close()
 
 	config := w.config()
-	config.Limits.Budget = -1
+	config.Limits.Budget = 0
 	s, err := checkout.Open(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -210,10 +211,10 @@ func fillDisk(dir string) int {
 	if err != nil {
 		return bad("%v", err)
 	}
-	c := checkout.Config{Root: dir + "/s", Boot: "b", User: nobody, Group: nobody, Owner: checkout.Owner{UID: ada, GID: users}, CA: ca}
+	c := checkout.Config{Root: dir + "/s", Boot: "b", User: nobody, Group: nobody, Owner: checkout.Owner{UID: ada, GID: users}, CA: ca, Limits: checkouttest.Limits()}
 	loopback(mustAddress(os.Getenv("FULL_ADDRESS")))(&c)
 	if os.Getenv("FULL_STORY") == "mounted" {
-		c.Limits.Budget = -1
+		c.Limits.Budget = 0
 	}
 	s, err := checkout.Open(context.Background(), c)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/datalayer/node-mounts/internal/checkout"
+	"github.com/datalayer/node-mounts/internal/checkout/checkouttest"
 	"github.com/datalayer/node-mounts/test/gitserver"
 	"github.com/datalayer/node-mounts/test/textlog"
 )
@@ -100,10 +101,12 @@ func newWorld(t *testing.T) *world {
 }
 
 func (w *world) config() checkout.Config {
+	limits := checkouttest.Limits()
+	limits.Timeout = 20 * time.Minute
 	return checkout.Config{
 		Root: w.root, Boot: "this boot", User: nobody, Group: nobody, Owner: checkout.Owner{UID: ada, GID: users},
 		Now: w.clock.Now, Log: slog.New(slog.NewTextHandler(w.log, nil)),
-		Limits: checkout.Limits{Timeout: 20 * time.Minute},
+		Limits: limits,
 	}
 }
 

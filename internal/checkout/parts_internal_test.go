@@ -190,7 +190,10 @@ func TestATreeDeeperThanAPathIsRemoved(t *testing.T) {
 }
 
 func TestASettingThatCouldNotWorkIsRefusedAtTheStart(t *testing.T) {
-	good := Config{Root: "/r", User: 1, Group: 1, Owner: Owner{1000, 100}}
+	good := Config{
+		Root: "/r", User: 1, Group: 1, Owner: Owner{1000, 100},
+		Limits: Limits{Bytes: 1, Inodes: 1, Total: 1, Memory: 1, Timeout: 1, Jobs: 1, PerHost: 1},
+	}
 	for i, change := range []func(*Config){
 		func(c *Config) { c.Root = "r" },
 		func(c *Config) { c.Root = "/" + strings.Repeat("r", 80) },
@@ -198,6 +201,15 @@ func TestASettingThatCouldNotWorkIsRefusedAtTheStart(t *testing.T) {
 		func(c *Config) { c.Owner.UID = 1 },
 		func(c *Config) { c.Proxy = "not a url" },
 		func(c *Config) { c.Git = "git" },
+		func(c *Config) { c.Limits.Bytes = 0 },
+		func(c *Config) { c.Limits.Inodes = 0 },
+		func(c *Config) { c.Limits.Total = 0 },
+		func(c *Config) { c.Limits.Memory = 0 },
+		func(c *Config) { c.Limits.Timeout = 0 },
+		func(c *Config) { c.Limits.Jobs = 0 },
+		func(c *Config) { c.Limits.PerHost = 0 },
+		func(c *Config) { c.Limits.Free = -1 },
+		func(c *Config) { c.Limits.Budget = -1 },
 	} {
 		c := good
 		change(&c)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/internal/checkout"
+	"github.com/datalayer/node-mounts/internal/checkout/checkouttest"
 	"github.com/datalayer/node-mounts/test/gitserver"
 )
 
@@ -235,7 +236,7 @@ func victim(root string) int {
 	if err != nil {
 		return 10
 	}
-	c := checkout.Config{Root: root, Boot: "this boot", User: nobody, Group: nobody, Owner: checkout.Owner{UID: ada, GID: users}, CA: ca}
+	c := checkout.Config{Root: root, Boot: "this boot", User: nobody, Group: nobody, Owner: checkout.Owner{UID: ada, GID: users}, CA: ca, Limits: checkouttest.Limits()}
 	loopback(mustAddress(os.Getenv("VICTIM_ADDRESS")))(&c)
 	s, err := checkout.Open(context.Background(), c)
 	if err != nil {

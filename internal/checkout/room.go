@@ -88,7 +88,7 @@ func (s *Store) full() bool {
 	if err := unix.Statfs(s.config.Root, &disk); err != nil {
 		return false
 	}
-	least := uint64(max(0, s.config.Limits.Free))
+	least := uint64(s.config.Limits.Free)
 	// git is not root, and what is kept for root is not for it. Some filesystems do not
 	// count files.
 	return disk.Bavail == 0 || disk.Bavail < disk.Blocks/100*least ||

@@ -73,7 +73,7 @@ func TestACheckoutIsKeptForWhoeverWaitedForItAndNoLonger(t *testing.T) {
 	repo := w.repository()
 	sha := repo.Files("main", map[string]string{"README": "hello\n"})
 	server := w.https(&gitserver.HTTPS{})
-	w.open([]*gitserver.HTTPS{server}, func(c *checkout.Config) { c.Limits.Budget = -1 })
+	w.open([]*gitserver.HTTPS{server}, func(c *checkout.Config) { c.Limits.Budget = 0 })
 	ask := checkout.Request{URL: server.URL(repo.Name), Revision: sha, Use: "u"}
 	c, err := checkout.GetForTest(t, w.store, ask, func() { w.store.Collect(t.Context()) })
 	if err != nil || c == nil {

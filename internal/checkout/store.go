@@ -27,41 +27,27 @@ const (
 	lockFile    = "lock"
 )
 
-// Limits bound one checkout and all of them. A zero field is its default.
+// Limits bound one checkout and all of them. Each means what it says: only Free and
+// Budget may be 0.
 type Limits struct {
-	Bytes   int64         // of one checkout with its repository, as the disk counts; 2 GiB
-	Inodes  int64         // files, folders and links of one, .git included; 200,000
-	Total   int64         // bytes of all, those in use and those under way included; 50 GiB
-	Free    int           // percent of the disk, in bytes and in files, that they leave free; 10; negative: 0
-	Memory  int64         // private memory of each process of git, in bytes; 1 GiB
-	Timeout time.Duration // for the whole of one checkout, waiting included; 300 s
-	Budget  int64         // bytes of checkouts that nobody uses; 10 GiB; negative: none is kept
-	Jobs    int           // at the same time; 8
-	PerHost int           // of these, for one server; all but one
+	Bytes   int64         // of one checkout with its repository, as the disk counts
+	Inodes  int64         // files, folders and links of one, .git included
+	Total   int64         // bytes of all, those in use and those under way included
+	Free    int           // percent of the disk, in bytes and in files, that they leave free
+	Memory  int64         // private memory of each process of git, in bytes
+	Timeout time.Duration // for the whole of one checkout, waiting included
+	Budget  int64         // bytes of checkouts that nobody uses; 0: none is kept
+	Jobs    int           // at the same time
+	PerHost int           // of these, for one server
 }
 
-func (l Limits) complete() Limits {
-	for _, d := range []struct {
-		field *int64
-		value int64
-	}{{&l.Bytes, 2 << 30}, {&l.Inodes, 200_000}, {&l.Total, 50 << 30}, {&l.Memory, 1 << 30}, {&l.Budget, 10 << 30}} {
-		if *d.field == 0 {
-			*d.field = d.value
-		}
+// check refuses limits that no checkout fits: somebody left one out.
+func (l Limits) check() error {
+	least := min(l.Bytes, l.Inodes, l.Total, l.Memory, int64(l.Timeout), int64(l.Jobs), int64(l.PerHost))
+	if least <= 0 || l.Free < 0 || l.Budget < 0 {
+		return fmt.Errorf("checkout: a limit is missing or below zero: %+v", l)
 	}
-	if l.Free == 0 {
-		l.Free = 10
-	}
-	if l.Timeout == 0 {
-		l.Timeout = 300 * time.Second
-	}
-	if l.Jobs == 0 {
-		l.Jobs = 8
-	}
-	if l.PerHost == 0 {
-		l.PerHost = max(1, l.Jobs-1)
-	}
-	return l
+	return nil
 }
 
 // Processes is how many processes of git work on one checkout at the same time and keep
@@ -166,7 +152,6 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 }
 
 func (c *Config) complete() error {
-	c.Limits = c.Limits.complete()
 	if c.Git == "" {
 		c.Git = "/usr/bin/git"
 	}
@@ -197,7 +182,7 @@ func (c *Config) complete() error {
 	case len(c.Root) > 70:
 		return errors.New("checkout: the folder's path is longer than 70 bytes")
 	}
-	return nil
+	return c.Limits.check()
 }
 
 func (s *Store) takeFolder() error {

@@ -15,13 +15,6 @@ import (
 	"github.com/datalayer/node-mounts/internal/advice"
 )
 
-// The names that a file of mounts may use, and each mount in it.
-func fileNames() []string { return []string{"hash", "mounts"} }
-
-func mountNames() []string {
-	return []string{"uid", "kind", "source", "target", "mode", "allow_exec", "revision", "secret"}
-}
-
 // parseMounts reads a file of mounts: what an annotation may hold, and stricter
 // than a reader of annotations. A name without a meaning is a mistyped one, and
 // would grant more than was meant; a target that is there twice is a mistake; of
@@ -125,7 +118,7 @@ func checkNames(text []byte, mounts []grant.Mount) (notes []string, err error) {
 		if err := json.Unmarshal(text, &object); err != nil {
 			return nil, err
 		}
-		if name := unknown(object, fileNames()); name != "" {
+		if name := unknown(object, grant.SetFields()); name != "" {
 			return nil, fmt.Errorf("%.80q has no meaning: beside \"mounts\" there is only \"hash\"", name)
 		}
 		if err := json.Unmarshal(object["mounts"], &items); err != nil {
@@ -138,8 +131,8 @@ func checkNames(text []byte, mounts []grant.Mount) (notes []string, err error) {
 		if err := json.Unmarshal(item, &object); err != nil {
 			return nil, err
 		}
-		if name := unknown(object, mountNames()); name != "" {
-			return nil, advice.With(fmt.Errorf("%.80q of mount %d has no meaning", name, i), "the names are "+strings.Join(mountNames(), ", "))
+		if name := unknown(object, grant.Fields()); name != "" {
+			return nil, advice.With(fmt.Errorf("%.80q of mount %d has no meaning", name, i), "the names are "+strings.Join(grant.Fields(), ", "))
 		}
 		var target, source string
 		if err := errors.Join(json.Unmarshal(object["target"], &target), json.Unmarshal(object["source"], &source)); err != nil {

@@ -76,10 +76,12 @@ mount "source" and "target", and "kind", "mode", "allow_exec", "revision" and
 	return cmd
 }
 
+// kindNames are the kinds that are offered. One that this release does not serve is
+// taken all the same, and the agent of the Pod says why it is not mounted.
 func kindNames() string {
 	var names []string
 	for _, k := range grant.Kinds() {
-		if k.Kind != grant.KindPlain {
+		if k.Kind != grant.KindPlain && !k.Unserved {
 			names = append(names, string(k.Kind))
 		}
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/obs"
 	"github.com/datalayer/node-mounts/internal/procs"
 	"github.com/datalayer/node-mounts/internal/simnode"
+	"github.com/datalayer/node-mounts/operator"
 )
 
 const (
@@ -40,6 +41,7 @@ type node struct {
 	pod     *simnode.Pod
 	sandbox *simnode.Container
 	client  kubernetes.Interface
+	writer  *operator.Client
 	names   grant.Names
 	table   *mnt.Kernel
 	stop    func() error
@@ -89,7 +91,11 @@ func (n *node) startPod() error {
 			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
 		}}},
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	n.writer = operator.New(n.client.CoreV1(), n.names)
+	return nil
 }
 
 func (n *node) startAgent(ctx context.Context, log *slog.Logger) error {

@@ -2,7 +2,6 @@ package demo
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -14,12 +13,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/simnode"
+	"github.com/datalayer/node-mounts/operator"
 )
 
 // at is a path in the sandbox's gateway folder.
@@ -60,7 +57,7 @@ func (n *node) story(ctx context.Context, text *printer, doc *Document) error {
 }
 
 func (n *node) granted(ctx context.Context, s *Step) error {
-	if err := n.grant(ctx, s, "ada", home, data); err != nil {
+	if _, err := n.grant(ctx, s, "ada", home, data); err != nil {
 		return err
 	}
 	s.add("the answer", s.Answer, s.Answer == "ready")
@@ -83,7 +80,7 @@ func (n *node) granted(ctx context.Context, s *Step) error {
 func (n *node) changed(ctx context.Context, s *Step) error {
 	readOnly := home
 	readOnly.Mode = grant.ReadOnly
-	if err := n.grant(ctx, s, "", readOnly); err != nil {
+	if _, err := n.grant(ctx, s, "", readOnly); err != nil {
 		return err
 	}
 	if err := n.list(s); err != nil {
@@ -102,10 +99,7 @@ func (n *node) refused(ctx context.Context, s *Step) error {
 		return err
 	}
 	bucket := grant.Mount{Kind: grant.KindCloudStorage, Source: "my-bucket", Target: "bucket", Mode: grant.ReadOnly, Secret: "s3-session"}
-	if err := n.grant(ctx, s, "", home, escape, missing, bucket); err != nil {
-		return err
-	}
-	st, err := n.answer(ctx)
+	st, err := n.grant(ctx, s, "", home, escape, missing, bucket)
 	if err != nil {
 		return err
 	}
@@ -122,7 +116,7 @@ func (n *node) refused(ctx context.Context, s *Step) error {
 }
 
 func (n *node) revoked(ctx context.Context, s *Step) error {
-	if err := n.grant(ctx, s, ""); err != nil {
+	if _, err := n.grant(ctx, s, ""); err != nil {
 		return err
 	}
 	names, err := n.sandbox.ReadDir(simnode.DefaultMountPath)
@@ -156,35 +150,30 @@ func (n *node) deleted(ctx context.Context, s *Step) error {
 	}
 }
 
-// grant writes the set as a writer does, with the old answer removed in the same
-// patch, and waits for the answer to this set; and until the sandbox sees the
+// answerTime is how long an answer may take.
+const answerTime = 30 * time.Second
+
+// grant writes the set and waits for the answer to it; and until the sandbox sees the
 // folder named visible, when one is named.
-func (n *node) grant(ctx context.Context, s *Step, visible string, mounts ...grant.Mount) error {
-	text, err := grant.Encode(mounts)
-	if err != nil {
-		return err
-	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"annotations": map[string]any{n.names.Mounts: text, n.names.Ready: nil},
-	}})
-	if err != nil {
-		return err
-	}
+func (n *node) grant(ctx context.Context, s *Step, visible string, mounts ...grant.Mount) (grant.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
 	// The first call into the sandbox starts a process: not part of the time.
 	if _, err := n.sandbox.Stat(simnode.DefaultMountPath); err != nil {
-		return err
+		return grant.Status{}, err
 	}
 	seen := make(chan time.Duration, 1)
 	began := time.Now()
 	if visible != "" {
 		go n.await(ctx, visible, began, seen)
 	}
-	if _, err := n.client.CoreV1().Pods(namespace).Patch(ctx, podName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		return err
-	}
-	st, err := n.answer(ctx)
+	asked, err := n.writer.Grant(ctx, operator.Pod{Namespace: namespace, Name: podName}, mounts...)
 	if err != nil {
-		return err
+		return grant.Status{}, err
+	}
+	st, err := n.writer.Wait(ctx, asked)
+	if err != nil {
+		return st, err
 	}
 	s.Ready, s.Answer = time.Since(began).Microseconds(), string(st.State)
 	if visible != "" {
@@ -192,10 +181,10 @@ func (n *node) grant(ctx context.Context, s *Step, visible string, mounts ...gra
 		case d := <-seen:
 			s.Visible = d.Microseconds()
 		case <-ctx.Done():
-			return ctx.Err()
+			return st, ctx.Err()
 		}
 	}
-	return nil
+	return st, nil
 }
 
 // await looks through the sandbox's root until the folder is there: in its mount
@@ -208,35 +197,6 @@ func (n *node) await(ctx context.Context, name string, began time.Time, seen cha
 			return
 		}
 		runtime.Gosched()
-	}
-}
-
-// answer waits for the answer to the set that stands in the annotation.
-func (n *node) answer(ctx context.Context) (grant.Status, error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	pods := n.client.CoreV1().Pods(namespace)
-	watch, err := pods.Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", podName).String()})
-	if err != nil {
-		return grant.Status{}, err
-	}
-	defer watch.Stop()
-	for {
-		p, err := pods.Get(ctx, podName, metav1.GetOptions{})
-		if err != nil {
-			return grant.Status{}, err
-		}
-		if ready, ok := p.Annotations[n.names.Ready]; ok {
-			st, err := grant.DecodeStatus(ready)
-			if err != nil || st.Hash == grant.Decode(p.Annotations[n.names.Mounts]).Hash {
-				return st, err
-			}
-		}
-		select {
-		case <-watch.ResultChan():
-		case <-ctx.Done():
-			return grant.Status{}, errors.Join(errors.New("no answer from the agent"), ctx.Err())
-		}
 	}
 }
 

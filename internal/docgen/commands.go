@@ -14,9 +14,9 @@ func cliPage(root *cobra.Command, statuses []cli.ExitStatus) string {
 	var b strings.Builder
 	b.WriteString("# Command line\n\n")
 	fmt.Fprintf(&b, generated, "internal/cli")
-	b.WriteString(root.Short + ". As a plugin of kubectl, " + code("kubectl node-mounts") + ", it is the same program under\n" +
-		"another name ([how](../tasks/use-with-kubectl.md)). Results go to standard output; an error is told on standard error after\n" +
-		"`error:`, and what to do about it after `hint:`.\n\n")
+	b.WriteString(root.Short + ". As a plugin of kubectl,\n" + code("kubectl node-mounts") + ", it is the same program under another name " +
+		"([how](../tasks/use-with-kubectl.md)).\nResults go to standard output; an error is told on standard error after `error:`, " +
+		"and what to do about it\nafter `hint:`.\n\n")
 	table(&b, "Command", "What it does")
 	for _, cmd := range shown(root) {
 		row(&b, fmt.Sprintf("[%s](#%s)", code(cmd.Name()), cmd.Name()), cmd.Short)
@@ -53,7 +53,12 @@ func section(b *strings.Builder, cmd *cobra.Command) {
 	if cmd.Example != "" {
 		b.WriteString("\n```sh\n" + unindented(cmd.Example) + "\n```\n")
 	}
-	flags := cmd.NonInheritedFlags()
+	flagTable(b, cmd.NonInheritedFlags())
+}
+
+// flagTable writes what can be said, where anything can. The value's name is what the
+// flag's text has in backquotes.
+func flagTable(b *strings.Builder, flags *pflag.FlagSet) {
 	if !flags.HasAvailableFlags() {
 		return
 	}
@@ -63,17 +68,31 @@ func section(b *strings.Builder, cmd *cobra.Command) {
 		if f.Hidden || f.Name == "help" {
 			return
 		}
-		name, kind, value := code("--"+f.Name), f.Value.Type(), "—"
+		name, value := code("--"+f.Name), "—"
 		if f.Shorthand != "" {
 			name = code("-"+f.Shorthand) + ", " + name
+		}
+		kind, about := f.Value.Type(), f.Usage
+		if strings.Contains(about, "`") {
+			kind, about = pflag.UnquoteUsage(f)
 		}
 		if kind == "bool" {
 			kind = "—"
 		} else if f.DefValue != "" {
 			value = code(f.DefValue)
 		}
-		row(b, name, kind, value, f.Usage)
+		row(b, name, kind, value, about)
 	})
+}
+
+// keeperPage is the reference of the keeper, which has no commands below it.
+func keeperPage(cmd *cobra.Command) string {
+	var b strings.Builder
+	b.WriteString("# Flags of the keeper\n\n")
+	fmt.Fprintf(&b, generated, "internal/keepercmd/command.go")
+	b.WriteString(strings.TrimSpace(cmd.Long) + "\n")
+	flagTable(&b, cmd.NonInheritedFlags())
+	return b.String()
 }
 
 func unindented(text string) string {

@@ -73,6 +73,9 @@ func TestEveryKindAndCodeHasARow(t *testing.T) {
 		if !strings.Contains(kinds, "\n| "+code(quoteEmpty(string(k.Kind)))+" | "+k.Summary) {
 			t.Errorf("no row for the kind %q", k.Kind)
 		}
+		if k.Switch != "" && strings.Contains(kinds, code(k.Switch)) == k.Unserved {
+			t.Errorf("%q, unserved: %t: the value that turns it on is there, or is not", k.Kind, k.Unserved)
+		}
 	}
 	for _, c := range grant.Codes() {
 		if !strings.Contains(codes, "\n| "+code(string(c.Code))+" | ") {
@@ -100,8 +103,9 @@ func TestEveryFlagHasARowWithItsVariableAndDefault(t *testing.T) {
 	text := flagsPage([]agentcmd.Option{
 		{Flag: "node-id", Env: "NODE_ID", Type: "name", Help: "the node"},
 		{Flag: "owner", Default: "1000:100", Type: "uid:gid", Help: "who", EmptyCounts: true},
-	})
+	}, commands())
 	for _, line := range []string{
+		"\n## do\n\n```\ntool do THING [flags]\n```\n\ndo does it.\n",
 		"\n| `--node-id` | `NODE_ID` | name | — | the node |\n",
 		"\n| `--owner` | — | uid:gid | `1000:100` | who (empty is a value) |\n",
 	} {
@@ -111,14 +115,30 @@ func TestEveryFlagHasARowWithItsVariableAndDefault(t *testing.T) {
 	}
 }
 
-func TestEveryCommandHasASectionWithItsFlagsAndExamples(t *testing.T) {
+// commands are one that is shown, with flags and an example, and one that is not.
+func commands() *cobra.Command {
 	root := &cobra.Command{Use: "tool", Short: "Does things"}
 	sub := &cobra.Command{Use: "do THING", Short: "Do a thing", Long: "do does it.", Example: "  tool do it", Run: func(*cobra.Command, []string) {}}
 	sub.Flags().StringP("how", "w", "well", "how to do it")
 	sub.Flags().Bool("twice", false, "do it again")
 	hidden := &cobra.Command{Use: "secret", Hidden: true, Run: func(*cobra.Command, []string) {}}
 	root.AddCommand(sub, hidden)
-	text := cliPage(root, []cli.ExitStatus{{Status: 0, Meaning: "done"}})
+	return root
+}
+
+func TestTheKeepersPageHasItsFlags(t *testing.T) {
+	cmd := &cobra.Command{Use: "keep", Long: "keep keeps."}
+	cmd.Flags().String("socket", "/s", "the `path` to listen at")
+	text := keeperPage(cmd)
+	for _, part := range []string{"\nkeep keeps.\n", "\n| `--socket` | path | `/s` | the path to listen at |\n"} {
+		if !strings.Contains(text, part) {
+			t.Errorf("no %q in\n%s", part, text)
+		}
+	}
+}
+
+func TestEveryCommandHasASectionWithItsFlagsAndExamples(t *testing.T) {
+	text := cliPage(commands(), []cli.ExitStatus{{Status: 0, Meaning: "done"}})
 	for _, part := range []string{
 		"\n| [`do`](#do) | Do a thing |\n",
 		"\n## do\n\n```\ntool do THING [flags]\n```\n\ndo does it.\n",

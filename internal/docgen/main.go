@@ -3,7 +3,8 @@
 // say what the code no longer does.
 //
 //	go run ./internal/docgen          write the pages
-//	go run ./internal/docgen -check   fail when one of them is stale
+//	go run ./internal/docgen -check   fail when one of them is stale, or when the prose
+//	                                  of a page is wider than 120 columns
 //
 // It runs in the module's root. Exit status: 0 done, 1 stale or failed, 2 usage.
 package main
@@ -17,7 +18,7 @@ import (
 )
 
 func main() {
-	check := flag.Bool("check", false, "write nothing; fail when a page is stale")
+	check := flag.Bool("check", false, "write nothing; fail when a page is stale or its prose too wide")
 	dir := flag.String("dir", filepath.Join("docs", "reference"), "where the pages are")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -27,7 +28,7 @@ func main() {
 	if err := run(*dir, *check); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		if *check {
-			fmt.Fprintln(os.Stderr, "hint: run 'make docs' and commit what it wrote")
+			fmt.Fprintln(os.Stderr, "hint: run 'make docs' and commit what it wrote; prose is wrapped by hand")
 		}
 		os.Exit(1)
 	}
@@ -40,7 +41,11 @@ func run(dir string, check bool) error {
 	}
 	chart := []page{{"README.md", values}}
 	if check {
-		return errors.Join(verify(dir, pages()), compare(chartDir, chart))
+		written, err := prose()
+		if err != nil {
+			return err
+		}
+		return errors.Join(verify(dir, pages()), compare(chartDir, chart), checkProse(written))
 	}
 	return errors.Join(write(dir, pages()), write(chartDir, chart))
 }

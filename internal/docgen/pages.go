@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agentcmd"
 	"github.com/datalayer/node-mounts/internal/cli"
+	"github.com/datalayer/node-mounts/internal/keepercmd"
 	"github.com/datalayer/node-mounts/internal/obs"
 	nodechecks "github.com/datalayer/node-mounts/internal/verify"
 )
@@ -21,7 +24,8 @@ func pages() []page {
 	return []page{
 		{"kinds.md", kindsPage(grant.Kinds())},
 		{"codes.md", codesPage(grant.Codes())},
-		{"agent-flags.md", flagsPage(agentcmd.Options())},
+		{"agent-flags.md", flagsPage(agentcmd.Options(), agentcmd.Command())},
+		{"keeper-flags.md", keeperPage(keepercmd.Command())},
 		{"metrics.md", metricsPage(obs.Metrics())},
 		{"cli.md", cliPage(cli.Command(), cli.ExitStatuses())},
 		{"checks.md", checksPage(nodechecks.Checks(), nodechecks.ProbeSteps())},
@@ -45,7 +49,10 @@ func kindsPage(kinds []grant.KindInfo) string {
 		if k.ReadOnly {
 			mode = "always `ro`"
 		}
-		if k.Switch != "" {
+		switch {
+		case k.Unserved:
+			value = "not served by this release"
+		case k.Switch != "":
 			value = code(k.Switch)
 		}
 		row(&b, code(quoteEmpty(string(k.Kind))), k.Summary, k.SourceForm, code(string(k.Delivery)), missing, mode, value)
@@ -68,7 +75,7 @@ func codesPage(codes []grant.CodeInfo) string {
 	return b.String()
 }
 
-func flagsPage(options []agentcmd.Option) string {
+func flagsPage(options []agentcmd.Option, root *cobra.Command) string {
 	var b strings.Builder
 	b.WriteString("# Flags of the agent\n\n")
 	fmt.Fprintf(&b, generated, "internal/agentcmd/options.go")
@@ -87,6 +94,9 @@ func flagsPage(options []agentcmd.Option) string {
 			help += " (empty is a value)"
 		}
 		row(&b, code("--"+o.Flag), env, o.Type, value, help)
+	}
+	for _, cmd := range shown(root) {
+		section(&b, cmd)
 	}
 	return b.String()
 }

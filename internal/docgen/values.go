@@ -128,7 +128,7 @@ func valuesPage(values []value) string {
 	b.WriteString("<!-- Written by `make docs`. Edit the comments in values.yaml instead. -->\n\n")
 	b.WriteString("Runs one agent of Node Mounts on each node. How to install it, and what to look at before and after, is in\n" +
 		"[docs/tasks/install.md](../../docs/tasks/install.md). The least that has to be said:\n\n" +
-		"```yaml\nnodeMountGateway:\n  enabled: true\n  sharedFilesystemClaim: shared-fs   # in the release's namespace\n```\n\n" +
+		"```yaml\nnodeMountGateway:\n  enabled: true\n  sharedFilesystemClaim: datalayer-shared-fs   # in the release's namespace\n```\n\n" +
 		"A key that is not in these tables is refused, and so are values that cannot work together.\n")
 	var own []value // at the top, and in no group
 	for i, v := range values {

@@ -39,7 +39,7 @@ func Variables() []Variable {
 		{claimVariable, claimValue, false, "the claim with the folders to grant; the gateway needs it"},
 		{"DATALAYER_NODE_MOUNT_GATEWAY_CREDENTIALS", "nodeMountGateway.credentials", true, "let the agents read Secrets that grants name"},
 		{"DATALAYER_NODE_MOUNT_GATEWAY_BUCKETS", "nodeMountGateway.buckets", true, "serve cloud-storage"},
-		{"DATALAYER_NODE_MOUNT_GATEWAY_LOCAL_BRIDGES", "nodeMountGateway.localBridges", true, "serve local-bridge"},
+		{"DATALAYER_NODE_MOUNT_GATEWAY_LOCAL_BRIDGES", "nodeMountGateway.localBridges", true, "serve local-bridge, which this release refuses"},
 		{"DATALAYER_NODE_MOUNT_GATEWAY_REPOSITORIES", "nodeMountGateway.repositories", true, "serve git"},
 	}
 }

@@ -79,7 +79,7 @@ func (s *service) releaseCache(name string, uid, gid int) {
 	path := filepath.Join(s.CacheRoot, name)
 	err := s.spawner.run(&spec{UID: uid, GID: gid, Remove: path}, stdio{s.null, s.null}, removeTime)
 	if err != nil && !errors.Is(err, errEnding) {
-		s.Log.Warn("a cache could not be removed", "cache", name, "err", err)
+		s.Log.Warn("a cache could not be removed", "cache", name, "error", err)
 	}
 	s.mu.Lock()
 	delete(s.caches, name)

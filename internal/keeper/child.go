@@ -82,7 +82,7 @@ func (s *service) start(o *order, descriptors rights) (*child, error) {
 			defer s.work.Done()
 			s.releaseCache(o.CacheName, o.UID, o.GID)
 		}()
-		s.Log.Warn("a child could not be started", "use", o.Use, "err", err)
+		s.Log.Warn("a child could not be started", "use", o.Use, "error", err)
 		return nil, err
 	}
 	s.mu.Lock()

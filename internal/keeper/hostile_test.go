@@ -320,7 +320,7 @@ func TestOnlyRootIsAnswered(t *testing.T) {
 	if code, out := ask(); code != 0 {
 		t.Errorf("a stranger is answered: %d %s", code, out)
 	}
-	eventually(t, "the refusal is in the log", func() bool { return strings.Contains(w.log.String(), `"uid":12345,"err":null`) })
+	eventually(t, "the refusal is in the log", func() bool { return strings.Contains(w.log.String(), `"uid":12345,"error":null`) })
 }
 
 func TestTheSocketMustBeRoots(t *testing.T) {

@@ -148,7 +148,7 @@ func (s *service) accept(ctx context.Context, l *net.UnixListener) error {
 			return err
 		}
 		// No descriptor is left, or no memory: that passes.
-		s.Log.Warn("no connection can be accepted", "err", err)
+		s.Log.Warn("no connection can be accepted", "error", err)
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
@@ -161,7 +161,7 @@ func (s *service) serve(c *net.UnixConn) {
 	defer func() { _ = c.Close() }()
 	uid, err := peer(c)
 	if err != nil || uid != 0 {
-		s.Log.Warn("a request that is not root's was refused", "uid", uid, "err", err)
+		s.Log.Warn("a request that is not root's was refused", "uid", uid, "error", err)
 		return
 	}
 	if err := c.SetReadDeadline(time.Now().Add(requestTime)); err != nil {
@@ -175,7 +175,7 @@ func (s *service) serve(c *net.UnixConn) {
 	case errors.Is(err, errTruncated):
 		refused = refuse("%v", err)
 	case err != nil:
-		s.Log.Debug("a connection without a request", "err", err)
+		s.Log.Debug("a connection without a request", "error", err)
 		return
 	default:
 		r, refused = decode(b, len(descriptors))
@@ -199,7 +199,7 @@ func (s *service) answer(c *net.UnixConn, a answer, descriptors ...int) bool {
 		err = send(c, a, descriptors...)
 	}
 	if err != nil {
-		s.Log.Debug("an answer was not taken", "err", err)
+		s.Log.Debug("an answer was not taken", "error", err)
 	}
 	return err == nil
 }

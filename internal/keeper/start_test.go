@@ -345,7 +345,7 @@ func TestNothingShowsEnvironmentOrNote(t *testing.T) {
 	}
 	var all strings.Builder
 	for _, log := range []*slog.Logger{slog.New(slog.NewJSONHandler(&all, nil)), slog.New(slog.NewTextHandler(&all, nil))} {
-		log.Info("x", "s", s, "ps", &s, "c", c, "pc", &c, "err", refusal)
+		log.Info("x", "s", s, "ps", &s, "c", c, "pc", &c, "error", refusal)
 	}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
 		_, _ = fmt.Fprintf(&all, strings.Repeat(verb, 4), s, &s, c, &c)

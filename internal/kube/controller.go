@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// DefaultWorkers is how many Pods are reconciled at the same time.
-	DefaultWorkers = 8
+	// workers is how many Pods are reconciled at the same time.
+	workers = 8
 
 	// A Pod whose reconciliation fails is looked at again after backoffFirst,
 	// then after twice as long each time, up to backoffLimit.
@@ -53,9 +53,6 @@ type Config struct {
 	// Volume is the name of the gateway volume in a Pod.
 	Volume string
 	Log    *slog.Logger
-	// Workers is how many Pods are reconciled at the same time, DefaultWorkers
-	// when it is 0.
-	Workers int
 }
 
 // Controller watches the Pods of one node and hands each, by UID, to a
@@ -86,9 +83,6 @@ func New(cfg Config) (*Controller, error) {
 	case cfg.Log == nil:
 		return nil, errors.New("kube: no logger")
 	}
-	if cfg.Workers <= 0 {
-		cfg.Workers = DefaultWorkers
-	}
 	c := &Controller{
 		cfg: cfg,
 		queue: workqueue.NewTypedRateLimitingQueue(
@@ -114,8 +108,8 @@ func (c *Controller) Run(ctx context.Context, r Reconciler) error {
 		return fmt.Errorf("kube: watch pods: %w", err)
 	}
 
-	var workers sync.WaitGroup
-	defer workers.Wait()
+	var passes sync.WaitGroup
+	defer passes.Wait()
 	defer c.queue.ShutDown()
 	// Not waited for: while the API is away the reflector sleeps up to 30 s without
 	// looking at its context, and it holds nothing that has to be put away.
@@ -126,8 +120,8 @@ func (c *Controller) Run(ctx context.Context, r Reconciler) error {
 	case <-handled.HasSyncedChecker().Done():
 	}
 	c.cfg.Log.Info("watching the node's pods", "node", c.cfg.Node, "namespace", c.cfg.Namespace, "pods", len(c.pods.GetStore().ListKeys()))
-	for range c.cfg.Workers {
-		workers.Go(func() {
+	for range workers {
+		passes.Go(func() {
 			for c.next(ctx, r) {
 			}
 		})
@@ -184,10 +178,6 @@ func (c *Controller) guarded(ctx context.Context, r Reconciler, uid string) (aft
 // Enqueue asks for the Pod to be looked at, soon and once, however often it is
 // asked before that.
 func (c *Controller) Enqueue(uid string) { c.queue.Add(uid) }
-
-// EnqueueAfter asks for the Pod to be looked at after d. Of several the earliest
-// counts.
-func (c *Controller) EnqueueAfter(uid string, d time.Duration) { c.queue.AddAfter(uid, d) }
 
 // Synced tells whether the informer has held the node's Pods completely once.
 // It stays true when the API goes away: what was read is then old, and

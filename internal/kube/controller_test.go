@@ -200,7 +200,6 @@ func TestNothingIsReconciledBeforeTheFirstList(t *testing.T) {
 	run(t, client, log, r, func(c *Controller, _ func()) {
 		c.Enqueue("uid-1")
 		c.Enqueue("orphan")
-		c.EnqueueAfter("later", time.Second)
 		pass(10 * time.Minute)
 		if got := r.uids(); got != nil {
 			t.Errorf("reconciled %v with no list", got)
@@ -215,7 +214,7 @@ func TestNothingIsReconciledBeforeTheFirstList(t *testing.T) {
 		down = false
 		mu.Unlock()
 		pass(2 * time.Minute)
-		if got := r.uids(); !reflect.DeepEqual(got, []string{"later", "orphan", "uid-1"}) {
+		if got := r.uids(); !reflect.DeepEqual(got, []string{"orphan", "uid-1"}) {
 			t.Errorf("reconciled %v", got)
 		}
 		if n := log.lines("answers again"); n != 1 {
@@ -398,8 +397,8 @@ func TestOnePodIsNeverInTwoPassesAndPodsDoNotWaitForEachOther(t *testing.T) {
 		if r.twice {
 			t.Error("two passes of one Pod ran at once")
 		}
-		if r.most != DefaultWorkers {
-			t.Errorf("%d passes ran at once, want %d", r.most, DefaultWorkers)
+		if r.most != workers {
+			t.Errorf("%d passes ran at once, want %d", r.most, workers)
 		}
 		if r.count("uid-0") < 2 || r.count("uid-0") > 20 {
 			t.Errorf("50 requests made %d passes", r.count("uid-0"))
@@ -409,7 +408,7 @@ func TestOnePodIsNeverInTwoPassesAndPodsDoNotWaitForEachOther(t *testing.T) {
 
 func TestStoppingWaitsForThePassesInFlightAndBeginsNone(t *testing.T) {
 	var pods []*corev1.Pod
-	for i := range 2 * DefaultWorkers {
+	for i := range 2 * workers {
 		pods = append(pods, runtimePod(fmt.Sprintf("sandbox-%d", i), fmt.Sprintf("uid-%d", i)))
 	}
 	client := newAPI(t, pods...)
@@ -424,8 +423,8 @@ func TestStoppingWaitsForThePassesInFlightAndBeginsNone(t *testing.T) {
 		if took := time.Since(began); took != time.Second {
 			t.Errorf("stopping took %v", took)
 		}
-		if n := len(r.uids()); n != DefaultWorkers {
-			t.Errorf("%d Pods had a pass, want the %d in flight", n, DefaultWorkers)
+		if n := len(r.uids()); n != workers {
+			t.Errorf("%d Pods had a pass, want the %d in flight", n, workers)
 		}
 		if log.lines("failed") != 0 {
 			t.Error("a pass that was stopped is logged as failed")

@@ -13,19 +13,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Deps are what the endpoints answer from. Alive, Ready, Gateway and Mounts are
-// called for each request, at the same time as each other. All but Gateway return
-// at once and touch no user storage; Gateway asks the claim, with a bound.
+// Deps are what the endpoints answer from. Alive, Ready and Gateway are called for
+// each request, at the same time as each other. Alive and Ready return at once and
+// touch no user storage; Gateway asks the claim, with a bound.
 type Deps struct {
 	// Alive is nil while the agent's loops go round.
 	Alive func() error
 	// Ready is nil when the agent can serve grants; else it says what is missing.
 	Ready func() error
 	// Gateway is the agent's Pods and mounts, as a value that encodes to JSON.
-	Gateway func() any
-	// Mounts is the same of the CSI driver; nil where none runs, and /mounts
-	// answers an empty list.
-	Mounts   func() any
+	Gateway  func() any
 	Registry prometheus.Gatherer
 }
 
@@ -39,18 +36,18 @@ type Deps struct {
 //
 // Every other method than GET and HEAD is answered 405.
 func Handler(d Deps) http.Handler {
-	list := d.Mounts
-	if list == nil {
-		list = func() any { return []any{} }
-	}
 	mux := http.NewServeMux()
 	mux.Handle("/healthz", probe(d.Alive))
 	mux.Handle("/readyz", probe(d.Ready))
 	mux.Handle("/metrics", exposition(d.Registry))
 	mux.Handle("/gateway", loopbackOnly(document(d.Gateway)))
-	mux.Handle("/mounts", loopbackOnly(document(list)))
+	mux.Handle("/mounts", loopbackOnly(document(noVolumes)))
 	return readOnly(mux)
 }
+
+// noVolumes are the volumes of the CSI driver, which this release does not run. Who
+// asks gets an empty list, and need not know the release.
+func noVolumes() any { return []any{} }
 
 // exposition serves the text format and never OpenMetrics: there, the counter
 // leaked_total and the gauge leaked would be two families of one name, which the

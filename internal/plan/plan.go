@@ -93,6 +93,8 @@ func admit(m grant.Mount, pol Policy) (Mount, *grant.Refusal) {
 	switch {
 	case !known:
 		return refuse(grant.CodeUnsupportedKind, "no agent serves the kind %q", m.Kind)
+	case !pol.Serves[m.Kind] && info.Unserved:
+		return refuse(grant.CodeProcessUnsupported, "this release does not serve the kind %q", m.Kind)
 	case !pol.Serves[m.Kind] && info.Delivery == grant.DeliveryProcess:
 		return refuse(grant.CodeProcessUnsupported, "this agent runs no filesystem processes, which the kind %q needs", m.Kind)
 	case !pol.Serves[m.Kind]:

@@ -60,6 +60,14 @@ func TestEveryKindIsServedOrRefusedByItsDelivery(t *testing.T) {
 	wantRefused(t, plan.Build(set(grant.Mount{Kind: "smb", Source: "s", Target: "t"}), policy()), grant.CodeUnsupportedKind)
 }
 
+func TestAKindThatNoReleaseServesYetIsNotSaidToWantAProcess(t *testing.T) {
+	p := plan.Build(set(grant.Mount{Kind: grant.KindLocalBridge, Source: "b", Target: "t"}), policy())
+	wantRefused(t, p, grant.CodeProcessUnsupported)
+	if said := p.Refused[0].Message; said != `this release does not serve the kind "local-bridge"` {
+		t.Errorf("it says %q", said)
+	}
+}
+
 func wantRefused(t *testing.T, p plan.Plan, code grant.Code) {
 	t.Helper()
 	if len(p.Mounts) != 0 || len(p.Refused) != 1 || p.Refused[0].Code != code || p.Refused[0].Key != "t" {

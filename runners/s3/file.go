@@ -26,9 +26,14 @@ type file struct {
 	// mu is held for reading by whoever uses a handle, for writing to close them all.
 	mu       sync.RWMutex
 	handles  map[*handle]struct{}
-	unstored bool          // there is content that the bucket has not
-	broken   syscall.Errno // of a write that failed: what there is is not to be stored
 	unlinked bool
+
+	// contentMu is taken after mu, by those who hold mu for reading: several writes may
+	// say at the same time what became of the content. Who holds mu for writing is
+	// alone, and takes none.
+	contentMu sync.Mutex
+	unstored  bool          // there is content that the bucket has not
+	broken    syscall.Errno // of a write that failed: what there is is not to be stored
 
 	seenMu  sync.Mutex
 	seen    time.Time // the object's time when it was last opened
@@ -126,23 +131,24 @@ func (h *handle) truncate(size int64) syscall.Errno {
 	return errno
 }
 
+// isBroken is called with mu held for reading.
 func (f *file) isBroken() syscall.Errno {
-	f.seenMu.Lock()
-	defer f.seenMu.Unlock()
+	f.contentMu.Lock()
+	defer f.contentMu.Unlock()
 	return f.broken
 }
 
-// setBroken is called with mu held.
+// setBroken is called with mu held for reading.
 func (f *file) setBroken(errno syscall.Errno) {
-	f.seenMu.Lock()
-	defer f.seenMu.Unlock()
+	f.contentMu.Lock()
+	defer f.contentMu.Unlock()
 	f.broken = errno
 }
 
 // changed is called with mu held for reading, by whoever has changed the content.
 func (f *file) changed() {
-	f.seenMu.Lock()
-	defer f.seenMu.Unlock()
+	f.contentMu.Lock()
+	defer f.contentMu.Unlock()
 	if !f.unlinked {
 		f.unstored = true
 		f.filesystem.setUnstored(f, true)

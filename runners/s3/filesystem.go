@@ -94,21 +94,29 @@ func (f *filesystem) end() error {
 		for _, one := range files {
 			go func() { results <- one.store() }()
 		}
-		failed := 0
-		for range files {
-			select {
-			case errno := <-results:
-				if errno != 0 {
-					failed++
-				}
-			case <-deadline:
-				return &exitError{exitFailed, fmt.Sprintf("%d files could not be stored in %s", len(files), endTimeout)}
-			}
-		}
-		if failed != 0 {
-			return &exitError{exitFailed, fmt.Sprintf("%d files could not be stored", failed)}
+		if err := allStored(len(files), results, deadline); err != nil {
+			return err
 		}
 	}
+}
+
+// allStored waits for what became of each of so many files, until the deadline.
+func allStored(files int, results <-chan syscall.Errno, deadline <-chan time.Time) error {
+	left := files
+	for range files {
+		select {
+		case errno := <-results:
+			if errno == 0 {
+				left--
+			}
+		case <-deadline:
+			return &exitError{exitFailed, fmt.Sprintf("%d files could not be stored in %s", left, endTimeout)}
+		}
+	}
+	if left != 0 {
+		return &exitError{exitFailed, fmt.Sprintf("%d files could not be stored", left)}
+	}
+	return nil
 }
 
 func (f *filesystem) setUnstored(one *file, is bool) {

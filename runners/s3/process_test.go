@@ -201,3 +201,33 @@ func TestABucketThatGoesIsNoEmptyFolder(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestFilesThatWereStoredBeforeTheTimeWasUpAreNotCountedAsLost(t *testing.T) {
+	for _, test := range []struct {
+		results []syscall.Errno
+		timeUp  bool
+		says    string
+	}{
+		{results: []syscall.Errno{0, 0, 0}},
+		{results: []syscall.Errno{0, syscall.EIO, 0}, says: "1 files could not be stored"},
+		{results: []syscall.Errno{0, syscall.EIO}, timeUp: true, says: "2 files could not be stored in 20s"},
+		{timeUp: true, says: "3 files could not be stored in 20s"},
+	} {
+		results, deadline := make(chan syscall.Errno), make(chan time.Time)
+		go func() {
+			for _, errno := range test.results {
+				results <- errno
+			}
+			if test.timeUp {
+				close(deadline)
+			}
+		}()
+		says := ""
+		if err := allStored(3, results, deadline); err != nil {
+			says = err.Error()
+		}
+		if says != test.says {
+			t.Errorf("%v, time up: %t: %q, want %q", test.results, test.timeUp, says, test.says)
+		}
+	}
+}

@@ -3,6 +3,8 @@ package chart
 import (
 	"strings"
 	"testing"
+
+	"github.com/datalayer/node-mounts/grant"
 )
 
 // Each of these must not render, and must say what is wrong: says is part of the
@@ -81,6 +83,21 @@ func TestWhatCannotWorkIsRefusedInOneSentence(t *testing.T) {
 				t.Errorf("it says %q, and nothing of %q", err, test.says)
 			}
 		})
+	}
+}
+
+// What the kind table, and so the reference and the command, say of a kind.
+func TestTheChartServesTheKindsThatTheTableSaysAreServed(t *testing.T) {
+	for _, k := range grant.Kinds() {
+		name, found := strings.CutPrefix(k.Switch, "nodeMountGateway.")
+		if !found {
+			continue
+		}
+		_, err := render(t, least, "nodeMountGateway: {credentials: true, nfsServers: [filer.example.org], "+name+": true}")
+		refused := err != nil && strings.Contains(err.Error(), k.Switch+" is not served by this release yet")
+		if refused != k.Unserved || err != nil && !refused {
+			t.Errorf("%s, unserved: %t, renders: %v", k.Kind, k.Unserved, err)
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	_ "github.com/datalayer/node-mounts/internal/agentcmd" // for its weight
 	"github.com/datalayer/node-mounts/internal/checkout"
+	"github.com/datalayer/node-mounts/internal/checkout/checkouttest"
 )
 
 const (
@@ -49,10 +50,12 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	limits := checkouttest.Limits()
+	limits.Budget = 0
 	ctx := context.Background()
 	store, err := checkout.Open(ctx, checkout.Config{
 		Root: args[0], Boot: "bench", User: nobody, Group: nobody, Owner: owner(), CA: ca,
-		Limits: checkout.Limits{Budget: -1}, Network: checkout.Policy{Allow: []netip.AddrPort{server}},
+		Limits: limits, Network: checkout.Policy{Allow: []netip.AddrPort{server}},
 	})
 	if err != nil {
 		return err

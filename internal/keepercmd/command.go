@@ -1,4 +1,6 @@
-package main
+// Package keepercmd is the command line of node-mounts-keeper: its flags, their checks,
+// and the server that they make.
+package keepercmd
 
 import (
 	"context"
@@ -28,8 +30,11 @@ type settings struct {
 // askTimeout is how long a keeper may take to say that it is there.
 const askTimeout = 5 * time.Second
 
-// run runs the command and returns its exit status.
-func run(version string, args []string, stdout, stderr io.Writer) int {
+// Command is the command, for its reference.
+func Command() *cobra.Command { return command("", io.Discard) }
+
+// Main runs the command and returns its exit status.
+func Main(version string, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	cmd := command(version, stderr)
