@@ -283,7 +283,7 @@ func (c *short) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	time.AfterFunc(50*time.Millisecond, end)
-	answer.Body = shortBody{answer.Body, ctx}
+	answer.Body = shortBody{answer.Body, ctx.Done()}
 	return answer, nil
 }
 
@@ -293,13 +293,17 @@ func (c *short) WrappedRoundTripper() http.RoundTripper { return c.next }
 // shortBody ends with a timeout.
 type shortBody struct {
 	io.ReadCloser
-	time context.Context
+	over <-chan struct{}
 }
 
 func (b shortBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err != nil && b.time.Err() != nil {
-		err = os.ErrDeadlineExceeded
+	select {
+	case <-b.over:
+		if err != nil {
+			err = os.ErrDeadlineExceeded
+		}
+	default:
 	}
 	return n, err
 }
