@@ -191,15 +191,7 @@ func bucketStays(t *testing.T, w *world, s3 *s3test.Server) {
 	p := w.run(t, pooled(t, "tenant", nil))
 	w.session(t, p, s3.Key())
 	w.mustGrant(t, p, bucketOf(p, "bucket", grant.ReadWrite), home("ada"))
-	w.in(t, p, "sh", "-c", "mkdir "+inPod+"/bucket/work && echo kept >"+inPod+"/bucket/open")
-	busy := busyness{
-		writes: w.begin(t, p, "append-loop", "-record", "/tmp/writes", inPod+"/bucket/log"),
-		reads:  w.begin(t, p, "read-loop", "-record", "/tmp/reads", inPod+"/bucket/data"),
-		stays: []program{
-			w.begin(t, p, "hold-open", inPod+"/bucket/open"),
-			w.begin(t, p, "cwd", inPod+"/bucket/work"),
-		},
-	}
+	busy := w.keepBusy(t, p, "bucket", "bucket")
 	handles := w.throughHandles(t, p)
 	child, lines := w.children(t), w.insideOnce(t, p, "ada", "bucket")
 	same := func(after string) {
@@ -254,6 +246,14 @@ tail -f `+inPod+`/bucket/log >tail.out 2>tail.err </dev/null & echo $! >tail.pid
 		if got := w.in(t, p, "cat", "/tmp/dd.out"); strings.Contains(got, "failed") || strings.Count(got, "piece") < 10 {
 			t.Errorf("through the open handle was read: %d pieces, %s", strings.Count(got, "piece"), w.in(t, p, "cat", "/tmp/dd.err"))
 		}
+		// The log grows by a line each turn of who writes it: the last one has to come by.
+		w.in(t, p, "sh", "-c", "echo the end >>"+inPod+"/bucket/log")
+		must(t, node.Until(within(t, time.Minute), "the log's last line to be followed", func(context.Context) error {
+			if got := w.in(t, p, "tail", "-n", "1", "/tmp/tail.out"); got != "the end\n" {
+				return fmt.Errorf("the last one is %q", got)
+			}
+			return nil
+		}))
 		if got := w.in(t, p, "sh", "-c", "cat /tmp/tail.err; kill $(cat /tmp/tail.pid) || echo tail has ended"); got != "" {
 			t.Errorf("following the log: %s", got)
 		}

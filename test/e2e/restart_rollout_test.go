@@ -91,37 +91,30 @@ func (w *world) claimsOf(t *testing.T, p *corev1.Pod) int {
 	return count
 }
 
-// busyness is what goes on in a Pod's folders.
-type busyness struct {
-	writes, reads program
-	stays         []program
-}
+// busyness is what goes on in a Pod's folders, by what it is.
+type busyness map[string]program
 
-// keepBusy writes into one folder, reads the file "data" of another, keeps a file
-// open and works in a folder.
+// keepBusy writes into one folder and reads the file "data" of another, by name and
+// through handles that were opened before, and works in a folder.
 func (w *world) keepBusy(t *testing.T, p *corev1.Pod, own, shared string) busyness {
 	t.Helper()
 	w.in(t, p, "sh", "-c", "mkdir "+inPod+"/"+own+"/work && echo kept >"+inPod+"/"+own+"/open")
+	begin := func(command, path string) program {
+		return w.begin(t, p, command, "-record", "/tmp/"+command, inPod+"/"+path)
+	}
 	return busyness{
-		writes: w.begin(t, p, "append-loop", "-record", "/tmp/writes", inPod+"/"+own+"/log"),
-		reads:  w.begin(t, p, "read-loop", "-record", "/tmp/reads", inPod+"/"+shared+"/data"),
-		stays: []program{
-			w.begin(t, p, "hold-open", inPod+"/"+own+"/open"),
-			w.begin(t, p, "cwd", inPod+"/"+own+"/work"),
-		},
+		"writing":                  begin("append-loop", own+"/log"),
+		"reading":                  begin("read-loop", shared+"/data"),
+		"writing through a handle": begin("append-through", own+"/journal"),
+		"reading through a handle": begin("read-through", own+"/open"),
+		"working in a folder":      begin("list-loop", own+"/work"),
 	}
 }
 
 // endWell ends it, and fails where somebody has seen an error.
 func (b busyness) endWell(t *testing.T) {
 	t.Helper()
-	for _, p := range b.stays {
-		if !p.alive(t) {
-			t.Errorf("process %s has ended", p.pid)
-		}
-		p.end(t)
-	}
-	for name, loop := range map[string]program{"writing": b.writes, "reading": b.reads} {
+	for name, loop := range b {
 		seen := loop.endLoop(t)
 		if seen.Error != "" || seen.Done < 2 {
 			t.Errorf("%s: %+v", name, seen)

@@ -26,14 +26,18 @@ func run(args []string, stop <-chan os.Signal, out io.Writer) error {
 		return wait(rest, stop, out)
 	case "hold-open":
 		return holdOpen(rest, stop, out)
-	case "cwd":
-		return workIn(rest, stop, out)
 	case "write-on-term":
 		return writeOnTerm(rest, stop, out)
 	case "append-loop":
 		return repeat(rest, stop, out, appendLine)
 	case "read-loop":
 		return repeat(rest, stop, out, readWhole)
+	case "append-through":
+		return through(os.O_WRONLY|os.O_APPEND|os.O_CREATE, writeLine, rest, stop, out)
+	case "read-through":
+		return through(os.O_RDONLY, readAgain, rest, stop, out)
+	case "list-loop":
+		return repeat(rest, stop, out, listFromWithin)
 	case "stat":
 		return stat(rest, out)
 	case "crash-after":
@@ -88,19 +92,6 @@ func holdOpen(args []string, stop <-chan os.Signal, out io.Writer) error {
 		return err
 	}
 	defer file.Close()
-	ready(out)
-	<-stop
-	return nil
-}
-
-func workIn(args []string, stop <-chan os.Signal, out io.Writer) error {
-	dir, err := one(args, "DIR")
-	if err != nil {
-		return err
-	}
-	if err := os.Chdir(dir); err != nil {
-		return err
-	}
 	ready(out)
 	<-stop
 	return nil

@@ -100,14 +100,50 @@ func appendTo(name, text string) error {
 	if err != nil {
 		return err
 	}
-	_, err = file.WriteString(text)
-	if err == nil {
-		err = file.Sync()
+	return errors.Join(writeSynced(file, text), file.Close())
+}
+
+func writeSynced(file *os.File, text string) error {
+	if _, err := file.WriteString(text); err != nil {
+		return err
 	}
-	return errors.Join(err, file.Close())
+	return file.Sync()
 }
 
 func readWhole(name string, _ int) error {
 	_, err := os.ReadFile(name)
+	return err
+}
+
+// through repeats what is done with a file that is opened once.
+func through(flags int, once func(*os.File, int) error, args []string, stop <-chan os.Signal, out io.Writer) error {
+	var file *os.File
+	defer func() { _ = file.Close() }()
+	return repeat(args, stop, out, func(name string, n int) (err error) {
+		if file == nil {
+			if file, err = os.OpenFile(name, flags, 0o644); err != nil {
+				return err
+			}
+		}
+		return once(file, n)
+	})
+}
+
+func writeLine(file *os.File, n int) error { return writeSynced(file, fmt.Sprintln(n)) }
+
+// readAgain wants to read something: an empty file tells nothing.
+func readAgain(file *os.File, _ int) error {
+	_, err := file.ReadAt(make([]byte, 1), 0)
+	return err
+}
+
+// listFromWithin names the folder once, and then works in it.
+func listFromWithin(name string, n int) error {
+	if n == 0 {
+		if err := os.Chdir(name); err != nil {
+			return err
+		}
+	}
+	_, err := os.ReadDir(".")
 	return err
 }

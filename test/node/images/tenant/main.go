@@ -15,10 +15,11 @@ import (
 const usage = `usage: tenant COMMAND
   wait                            until SIGTERM; collects orphans as process 1
   hold-open FILE                  keep FILE open until SIGTERM
-  cwd DIR                         work in DIR until SIGTERM
   write-on-term [-for D] FILE TEXT   at SIGTERM append TEXT for D (2s), then end
   append-loop [-every D] [-record F] FILE   a line each D (50ms), synced, until SIGTERM or an error
   read-loop [-every D] [-record F] FILE     read FILE each D (50ms) until SIGTERM or an error
+  append-through, read-through              the same through one descriptor, opened at the beginning
+  list-loop [-every D] [-record F] DIR      work in DIR and list it each D (50ms) until SIGTERM or an error
   stat PATH...                    owner, mode and the mount's flags of each
   crash-after D                   end by SIGKILL after D
   listen SOCKET                   say "connected" of each that connects

@@ -94,6 +94,45 @@ func TestAppendLoopWritesALineEachTurnAndReportsWhenItIsStopped(t *testing.T) {
 	}
 }
 
+func TestLoopsThroughADescriptorGoOnWithoutTheName(t *testing.T) {
+	for _, name := range []string{"append-through", "read-through", "list-loop"} {
+		dir := t.TempDir()
+		target := filepath.Join(dir, "target")
+		if name == "list-loop" {
+			if err := os.Mkdir(target, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Chdir(dir) // and back again at the end
+		} else if err := os.WriteFile(target, []byte("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		c := start(name, "-every", "1ms", "-record", filepath.Join(dir, "record"), target)
+		c.begun(t)
+		if err := os.Rename(target, target+".elsewhere"); err != nil {
+			t.Fatal(err)
+		}
+		c.stop <- syscall.SIGTERM
+		text, err := c.end(t)
+		var seen outcome
+		if err != nil || json.Unmarshal([]byte(text), &seen) != nil || seen.Done < 1 || seen.Error != "" {
+			t.Errorf("%s ended with %q, %v", name, text, err)
+		}
+		if _, err := os.Stat(target); err == nil {
+			t.Errorf("%s opened the name again", name)
+		}
+	}
+}
+
+func TestAReaderOfAnEmptyFileSeesAnError(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := run([]string{"read-through", "-record", file + ".record", file}, nil, io.Discard); !errors.Is(err, io.EOF) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
 func TestLoopsEndAtTheFirstErrorAndRecordIt(t *testing.T) {
 	for _, name := range []string{"append-loop", "read-loop"} {
 		dir := t.TempDir()
@@ -211,7 +250,7 @@ func TestAWrongCommandLineIsSaidToBeOne(t *testing.T) {
 		{"dance"},
 		{"wait", "more"},
 		{"hold-open"},
-		{"cwd", "a", "b"},
+		{"list-loop", "a", "b"},
 		{"stat"},
 		{"crash-after", "soon"},
 		{"listen"},
@@ -254,7 +293,7 @@ func TestHoldersHoldUntilTheyAreStopped(t *testing.T) {
 	}
 	for _, c := range []struct{ args, link, to string }{
 		{"hold-open " + file, "fd/*", file},
-		{"cwd " + dir, "cwd", dir},
+		{"list-loop " + dir, "cwd", dir},
 		{"wait", "exe", ""},
 	} {
 		cmd := process(t, strings.Fields(c.args)...)
