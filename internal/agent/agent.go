@@ -169,8 +169,8 @@ type podState struct {
 	seen map[string]map[string]bool
 	// stuck are mounts that would not go, and are counted as leaked.
 	stuck map[string]bool
-	// lookTook is how long the last look for holders of held mounts took.
-	lookTook time.Duration
+	// searchTook is how long the last search for holders of held mounts took.
+	searchTook time.Duration
 	// dead are standing mounts whose storage stopped answering.
 	dead map[string]string
 	// storageAsked: this agent has asked the storage of what it found standing.

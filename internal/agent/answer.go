@@ -106,10 +106,10 @@ type failure struct {
 	message  string
 	count    int
 	retryAt  time.Time
-	// tried is the Secret that was refused, and lookAt when it is read again to see
+	// tried is the Secret that was refused, and rereadAt when it is read again to see
 	// whether it is still that one; zero where a Secret was not the reason.
-	tried  secret.Data
-	lookAt time.Time
+	tried    secret.Data
+	rereadAt time.Time
 }
 
 // Backoff of one failing grant. Events do not shorten it: each answer that is

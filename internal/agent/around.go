@@ -12,7 +12,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/procs"
 )
 
-// around is what one look at the Pod's processes finds. A tenant has a say in the
+// around is what survey finds at the Pod's processes. A tenant has a say in the
 // size of all of it: everything is indexed once, and nothing is looked through
 // more than once for a mount.
 type around struct {
@@ -41,7 +41,8 @@ type standing struct {
 	dev               mnt.Dev
 }
 
-func (a *Agent) lookAround(ctx context.Context, uid string) *around {
+// survey looks at the Pod's processes and their mounts, as they are now.
+func (a *Agent) survey(ctx context.Context, uid string) *around {
 	ps, err := a.Processes.Of(uid)
 	out := &around{ps: ps, containers: containerNamespaces(ps), shown: make(map[int]bool), stands: make(map[standing]bool)}
 	tables, unread := a.Processes.Tables(ctx, ps)
@@ -110,7 +111,7 @@ const grantFlags = mnt.NoSUID | mnt.NoDev
 
 // eachCopy calls yield with every mount of what h records, or of a folder in it,
 // without those that the Pod has in its own right, until it answers false.
-func (a *Agent) eachCopy(ctx context.Context, l look, there *around, h journal.Held, yield func(t *table, m mnt.Mount) bool) error {
+func (a *Agent) eachCopy(ctx context.Context, q search, there *around, h journal.Held, yield func(t *table, m mnt.Mount) bool) error {
 	recs := h.Records()
 	for _, t := range there.tables {
 		for _, m := range t.Mounts {
@@ -118,7 +119,7 @@ func (a *Agent) eachCopy(ctx context.Context, l look, there *around, h journal.H
 				return err
 			}
 			if slices.ContainsFunc(recs, func(rec mnt.Record) bool { return rec.Covers(m) }) &&
-				!l.isVolume(there, t, m) && !a.isGrant(l, there, h.Target, m) && !yield(t, m) {
+				!q.isVolume(there, t, m) && !a.isGrant(q, there, h.Target, m) && !yield(t, m) {
 				return nil
 			}
 		}
@@ -143,17 +144,17 @@ func containerNamespaces(ps []procs.Process) map[uint64]bool {
 // isVolume tells whether a mount is one of the Pod's other volumes, which may be
 // on the same claim. In a namespace of the tenant's own that place may have been
 // given to the grant instead; its flags are locked there, and tell.
-func (l look) isVolume(there *around, t *table, m mnt.Mount) bool {
-	return slices.Contains(l.pod.OtherPaths, m.Point) &&
+func (q search) isVolume(there *around, t *table, m mnt.Mount) bool {
+	return slices.Contains(q.pod.OtherPaths, m.Point) &&
 		(there.containers[t.MountNS] || m.Flags&grantFlags != grantFlags)
 }
 
 // isGrant tells whether a mount is another grant, or came with one from its
 // source: then the tree has the same at the same place. What a tenant mounts on
 // or in a grant, the tree does not have.
-func (a *Agent) isGrant(l look, there *around, held string, m mnt.Mount) bool {
-	for _, u := range l.pod.Uses {
-		for _, e := range l.mounts {
+func (a *Agent) isGrant(q search, there *around, held string, m mnt.Mount) bool {
+	for _, u := range q.pod.Uses {
+		for _, e := range q.mounts {
 			if e.Record == nil || e.State != journal.Mounted && e.Target == held ||
 				!mnt.Within(path.Join(u.Path, e.Target), m.Point) || m.Flags&e.Record.Flags != e.Record.Flags {
 				continue
@@ -161,7 +162,7 @@ func (a *Agent) isGrant(l look, there *around, held string, m mnt.Mount) bool {
 			asked := standing{rel: strings.TrimPrefix(m.Point, path.Clean(u.Path)+"/"), root: m.Root, target: e.Target, dev: m.Dev}
 			has, known := there.stands[asked]
 			if !known {
-				has = a.treeHas(l.uid, asked.rel, m, e)
+				has = a.treeHas(q.uid, asked.rel, m, e)
 				there.stands[asked] = has
 			}
 			if has {

@@ -165,7 +165,7 @@ func (a *Agent) openCheckouts(ctx context.Context) {
 	for uid, s := range a.states() {
 		s.mu.Lock()
 		for _, e := range s.j.Mounts {
-			if e.Record != nil && materialized(e) {
+			if e.Record != nil && e.Delivery() == grant.DeliveryMaterialize {
 				uses[a.contents.Use(uid, e.Target)] = *e.Record
 			}
 		}
@@ -187,22 +187,11 @@ func (a *Agent) tendCheckouts() {
 	}()
 }
 
-func materialized(e journal.Entry) bool {
-	info, _ := e.Identity.Kind.Info()
-	return info.Delivery == grant.DeliveryMaterialize
-}
-
-// keeping is a delivery that keeps something for as long as a mount stands.
-type keeping interface{ Unused(uid, target string) }
-
 // giveBack tells deliveries what others have unmounted.
 func (a *Agent) giveBack(was, is journal.Pod) {
 	for _, e := range was.Mounts {
-		info, _ := e.Identity.Kind.Info()
-		if d, ok := a.by[info.Delivery].(keeping); ok && is.Find(e.Target) == nil {
+		if d, ok := a.by[e.Delivery()].(delivery.Releaser); ok && is.Find(e.Target) == nil {
 			d.Unused(was.UID, e.Target)
 		}
 	}
 }
-
-var _ credentialed = (*delivery.Materialize)(nil)

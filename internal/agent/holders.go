@@ -16,31 +16,30 @@ import (
 	"github.com/datalayer/node-mounts/internal/procs"
 )
 
-// look is what looking for the holders of mounts needs to know of the Pod. It is
-// a copy: a look that hangs outlives its pass.
-type look struct {
+// search is what looking for the holders of mounts needs to know of the Pod. It is
+// a copy: a search that hangs outlives its pass.
+type search struct {
 	uid    string
 	pod    plan.Pod
 	mounts []journal.Entry
 	held   []journal.Held
 }
 
-func lookAt(s *podState, p plan.Pod) look {
-	return look{uid: s.j.UID, pod: p, mounts: slices.Clone(s.j.Mounts), held: slices.Clone(s.j.Held)}
+func searchOf(s *podState, p plan.Pod) search {
+	return search{uid: s.j.UID, pod: p, mounts: slices.Clone(s.j.Mounts), held: slices.Clone(s.j.Held)}
 }
 
-func (l look) key() deadline.Key { return deadline.Key{Name: "holders:" + l.uid, Limit: 2} }
+func (q search) key() deadline.Key { return deadline.Key{Name: "holders:" + q.uid, Limit: 2} }
 
-// lookBound is how long a look may take that nothing hangs. It ends by itself
+// searchBound is how long a search may take that nothing hangs. It ends by itself
 // then, with what it has found; localBound is for one that hangs.
-const lookBound = localBound * 4 / 5
+const searchBound = localBound * 4 / 5
 
-// looking makes a look of the agent's, and has it end when nobody waits for it
-// any more.
-func looking[T any](ctx context.Context, a *Agent, l look, call func(ctx context.Context) (T, error)) (T, error) {
-	bounded, cancel := context.WithTimeout(ctx, lookBound)
+// searching makes a search, and has it end when nobody waits for it any more.
+func searching[T any](ctx context.Context, a *Agent, q search, call func(ctx context.Context) (T, error)) (T, error) {
+	bounded, cancel := context.WithTimeout(ctx, searchBound)
 	defer cancel()
-	return deadline.Do(ctx, a.Budget, localBound, func() (T, error) { return call(bounded) }, nil, l.key())
+	return deadline.Do(ctx, a.Budget, localBound, func() (T, error) { return call(bounded) }, nil, q.key())
 }
 
 // recognise completes the records of mounts, while they stand, by what their
@@ -48,14 +47,14 @@ func looking[T any](ctx context.Context, a *Agent, l look, call func(ctx context
 // nothing else shows once the mount has gone, and taking a mount from its folder
 // detaches every copy on that folder, also those that no unmount reaches: the
 // ids are needed even where the kernel did not call it busy.
-func (a *Agent) recognise(ctx context.Context, l look, held []journal.Held) []journal.Held {
-	seen, err := looking(ctx, a, l, func(ctx context.Context) ([]journal.Held, error) {
-		there := a.lookAround(ctx, l.uid)
+func (a *Agent) recognise(ctx context.Context, q search, held []journal.Held) []journal.Held {
+	seen, err := searching(ctx, a, q, func(ctx context.Context) ([]journal.Held, error) {
+		there := a.survey(ctx, q.uid)
 		seen := make([]journal.Held, len(held))
 		errs := []error{there.err}
 		for i, h := range held {
 			var err error
-			seen[i], err = a.identify(ctx, l, there, h)
+			seen[i], err = a.identify(ctx, q, there, h)
 			errs = append(errs, err)
 		}
 		err := errors.Join(errs...)
@@ -69,7 +68,7 @@ func (a *Agent) recognise(ctx context.Context, l look, held []journal.Held) []jo
 	if err == nil {
 		return seen
 	}
-	a.Log.Warn("looking at mounts before they are taken away", "uid", l.uid, "error", err)
+	a.Log.Warn("looking at mounts before they are taken away", "uid", q.uid, "error", err)
 	if seen == nil {
 		seen = slices.Clone(held)
 		for i := range seen {
@@ -85,11 +84,11 @@ const maxNested = 64
 
 // identify adds the ids of h's copies and of the mounts beneath them: who has a
 // file open in one of those holds the source as well.
-func (a *Agent) identify(ctx context.Context, l look, there *around, h journal.Held) (journal.Held, error) {
+func (a *Agent) identify(ctx context.Context, q search, there *around, h journal.Held) (journal.Held, error) {
 	h.IDs = make(map[uint64][]int)
 	done := make(map[uint64]map[int]bool)
 	nested := make(map[mnt.Record]bool)
-	err := a.eachCopy(ctx, l, there, h, func(t *table, copied mnt.Mount) bool {
+	err := a.eachCopy(ctx, q, there, h, func(t *table, copied mnt.Mount) bool {
 		ns := t.MountNS
 		if done[ns] == nil {
 			done[ns] = make(map[int]bool)
@@ -119,14 +118,14 @@ func (a *Agent) identify(ctx context.Context, l look, there *around, h journal.H
 // why: a process has it open; another filesystem is mounted beneath it in the tree,
 // with which the kernel calls it busy whoever uses it; or a call of the agent's own
 // hangs in it.
-func (a *Agent) explained(ctx context.Context, l look, busy []journal.Held) []bool {
+func (a *Agent) explained(ctx context.Context, q search, busy []journal.Held) []bool {
 	out := make([]bool, len(busy))
 	table, err := a.Table.List()
 	if err != nil {
-		a.Log.Warn("looking for mounts beneath grants", "uid", l.uid, "error", err)
+		a.Log.Warn("looking for mounts beneath grants", "uid", q.uid, "error", err)
 	}
-	open, err := looking(ctx, a, l, func(ctx context.Context) (map[int]bool, error) {
-		ps, err := a.Processes.Of(l.uid)
+	open, err := searching(ctx, a, q, func(ctx context.Context) (map[int]bool, error) {
+		ps, err := a.Processes.Of(q.uid)
 		holding, unread := a.Processes.Holding(ctx, ps, idsOf(busy, nil))
 		open := make(map[int]bool)
 		for _, h := range holding {
@@ -135,10 +134,10 @@ func (a *Agent) explained(ctx context.Context, l look, busy []journal.Held) []bo
 		return open, errors.Join(err, unread)
 	})
 	if err != nil {
-		a.Log.Warn("looking for who keeps mounts busy", "uid", l.uid, "error", err)
+		a.Log.Warn("looking for who keeps mounts busy", "uid", q.uid, "error", err)
 	}
 	for i, h := range busy {
-		at := path.Join(a.treePath(l.uid), h.Target)
+		at := path.Join(a.treePath(q.uid), h.Target)
 		nested := slices.ContainsFunc(table, func(m mnt.Mount) bool { return m.Point != at && mnt.Within(at, m.Point) })
 		_, who := hasAny(h, open)
 		out[i] = nested || who || a.Budget.LostTo("mount:"+at) > 0
@@ -155,8 +154,8 @@ type found struct {
 
 // holders says of each mount that was taken away who in the Pod still has it. Not
 // being able to look is an answer too, and never a no.
-func (a *Agent) holders(ctx context.Context, l look, held []journal.Held) []found {
-	out, err := looking(ctx, a, l, func(ctx context.Context) ([]found, error) { return a.whoHolds(ctx, l, held), nil })
+func (a *Agent) holders(ctx context.Context, q search, held []journal.Held) []found {
+	out, err := searching(ctx, a, q, func(ctx context.Context) ([]found, error) { return a.whoHolds(ctx, q, held), nil })
 	if err != nil {
 		out = make([]found, len(held))
 		for i := range out {
@@ -172,17 +171,17 @@ func (a *Agent) cannotTell(err error) string {
 	case errors.Is(err, procs.ErrTooLarge):
 		why = procs.ErrTooLarge.Error()
 	case errors.Is(err, context.DeadlineExceeded):
-		why = "looking through the Pod's processes took longer than " + lookBound.String()
+		why = "looking through the Pod's processes took longer than " + searchBound.String()
 	}
 	return "it cannot be told whether a process still has it: " + why
 }
 
-func (a *Agent) whoHolds(ctx context.Context, l look, held []journal.Held) []found {
+func (a *Agent) whoHolds(ctx context.Context, q search, held []journal.Held) []found {
 	out := make([]found, len(held))
-	there := a.lookAround(ctx, l.uid)
+	there := a.survey(ctx, q.uid)
 	errs := []error{there.err}
 	for i, h := range held {
-		errs = append(errs, a.eachCopy(ctx, l, there, h, func(t *table, m mnt.Mount) bool {
+		errs = append(errs, a.eachCopy(ctx, q, there, h, func(t *table, m mnt.Mount) bool {
 			out[i] = found{fmt.Sprintf("process %d has a copy of the mount at %q", t.PID, m.Point), true}
 			return false
 		}))
@@ -215,14 +214,14 @@ func (a *Agent) whoHolds(ctx context.Context, l look, held []journal.Held) []fou
 		}
 		return out
 	}
-	a.whoMayHold(ctx, l, there, held, out)
+	a.whoMayHold(ctx, q, there, held, out)
 	return out
 }
 
 // whoMayHold adds what cannot be told. Files of a mount's filesystem that are open
 // through a mount which no table shows, and which none of those known is, may be
 // the mount's; and some things may lead anywhere.
-func (a *Agent) whoMayHold(ctx context.Context, l look, there *around, held []journal.Held, out []found) {
+func (a *Agent) whoMayHold(ctx context.Context, q search, there *around, held []journal.Held, out []found) {
 	devs := make(map[mnt.Dev]bool)
 	for i, h := range held {
 		for _, rec := range h.Records() {
@@ -231,7 +230,7 @@ func (a *Agent) whoMayHold(ctx context.Context, l look, there *around, held []jo
 	}
 	shown := there.shown
 	// Whoever has one of these is reported for it.
-	for id := range idsOf(slices.Concat(l.held, held), nil) {
+	for id := range idsOf(slices.Concat(q.held, held), nil) {
 		shown[id] = true
 	}
 	var loose []procs.Holding

@@ -68,7 +68,7 @@ func (o *Offline) Close() { o.a.Close() }
 // load finds everything that an agent can have left, without changing anything.
 func (o *Offline) load() error {
 	a := o.a
-	if err := a.lookAtTable(); err != nil {
+	if err := a.readTable(); err != nil {
 		return err
 	}
 	for _, dir := range []string{a.Root, a.Kubelet} {
@@ -80,17 +80,8 @@ func (o *Offline) load() error {
 	if err != nil {
 		a.Log.Warn("some records cannot be read: of those Pods only the mounts are known", "error", err)
 	}
-	for _, j := range pods {
-		a.state(j.UID, true).j = j
-	}
-	trees, err := os.ReadDir(a.podsDir())
-	if err != nil {
+	if err := a.know(pods); err != nil {
 		return err
-	}
-	for _, t := range trees {
-		if journal.ValidUID(t.Name()) {
-			a.state(t.Name(), true)
-		}
 	}
 	// A publication whose tree and record are lost is in kubelet's way all the same.
 	for _, m := range a.table() {
@@ -102,8 +93,8 @@ func (o *Offline) load() error {
 	return nil
 }
 
-// lookAtTable reads the mount table and nothing else of the node.
-func (a *Agent) lookAtTable() error {
+// readTable reads the mount table and nothing else of the node.
+func (a *Agent) readTable() error {
 	table, err := a.Table.List()
 	if err != nil {
 		return err
@@ -156,7 +147,7 @@ func (o *Offline) Recover(ctx context.Context, uid string, force bool) (Recovery
 	if err := a.unused(uid); err != nil && !force {
 		return rec, err
 	}
-	if err := a.lookAtTable(); err != nil {
+	if err := a.readTable(); err != nil {
 		return rec, err
 	}
 	s.mu.Lock()

@@ -25,17 +25,17 @@ const maxOutsiders = 16
 //
 // It knows the agent's own mount table and the node's. A process that has a copy in
 // a third mount namespace is not found.
-func (a *Agent) outsiders(ctx context.Context, l look, busy []journal.Held) []journal.Held {
+func (a *Agent) outsiders(ctx context.Context, q search, busy []journal.Held) []journal.Held {
 	tables, err := a.Table.List()
 	if err != nil {
-		a.Log.Warn("reading the mount table for who keeps mounts busy", "uid", l.uid, "error", err)
+		a.Log.Warn("reading the mount table for who keeps mounts busy", "uid", q.uid, "error", err)
 	}
 	tables = append(tables, a.hostMounts()...)
-	out, err := looking(ctx, a, l, func(ctx context.Context) ([]journal.Held, error) {
+	out, err := searching(ctx, a, q, func(ctx context.Context) ([]journal.Held, error) {
 		out := slices.Clone(busy)
 		all := make(map[int]bool)
 		for i := range out {
-			own := ownIDs(l, tables, out[i])
+			own := ownIDs(q, tables, out[i])
 			for _, id := range own {
 				all[id] = true
 			}
@@ -54,7 +54,7 @@ func (a *Agent) outsiders(ctx context.Context, l look, busy []journal.Held) []jo
 		return out, err
 	})
 	if err != nil {
-		a.Log.Warn("looking through the node's processes for who keeps mounts busy", "uid", l.uid, "error", err)
+		a.Log.Warn("looking through the node's processes for who keeps mounts busy", "uid", q.uid, "error", err)
 	}
 	if out == nil {
 		return busy
@@ -63,10 +63,10 @@ func (a *Agent) outsiders(ctx context.Context, l look, busy []journal.Held) []jo
 }
 
 // ownIDs are the ids of h's mounts in the tree and in the volume, in tables.
-func ownIDs(l look, tables []mnt.Mount, h journal.Held) []int {
+func ownIDs(q search, tables []mnt.Mount, h journal.Held) []int {
 	var ids []int
 	for _, m := range tables {
-		ours := path.Base(m.Point) == h.Target && strings.Contains(m.Point, "/"+l.uid+"/")
+		ours := path.Base(m.Point) == h.Target && strings.Contains(m.Point, "/"+q.uid+"/")
 		if ours && h.Record.Covers(m) && !slices.Contains(ids, m.ID) {
 			ids = append(ids, m.ID)
 		}

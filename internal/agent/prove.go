@@ -44,7 +44,7 @@ func (a *Agent) prove(ctx context.Context, s *podState, p plan.Pod, tree *beneat
 			s.j.Mounts[i].Record = &rec
 		}
 	}
-	return a.look(s, views, failed)
+	return a.findHidden(s, views, failed)
 }
 
 // views reads what the containers see: through processes that are known already,
@@ -82,8 +82,9 @@ func (a *Agent) placeOf(ctx context.Context, tree *beneath.Dir, target string) (
 	}, deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: 1})
 }
 
-// look compares the journal with what containers see.
-func (a *Agent) look(s *podState, views []proof.View, failed outcome) (map[string]bool, error) {
+// findHidden compares the journal with what containers see, and notes what is proven by
+// it: it returns the targets that some container does not see.
+func (a *Agent) findHidden(s *podState, views []proof.View, failed outcome) (map[string]bool, error) {
 	hidden := make(map[string]bool)
 	first := false
 	for _, v := range views {

@@ -16,15 +16,15 @@ const (
 	// releaseGrace is how long a terminating Pod keeps its mounts beyond its grace
 	// period although processes of it are still there.
 	releaseGrace = 30 * time.Second
-	// lookAgain is the pause after an answer that met a changed Pod. The change
+	// afterConflict is the pause after an answer that met a changed Pod. The change
 	// itself arrives as an event, usually sooner.
-	lookAgain = 100 * time.Millisecond
-	// A mount that is held is looked at again after firstRecheck, or later where a
-	// look takes long: the more a tenant has mounted, the more it costs, and looks
-	// may take a twentieth of the time.
+	afterConflict = 100 * time.Millisecond
+	// Who holds a mount is searched for again after firstRecheck, or later where that
+	// takes long: the more a tenant has mounted, the more it costs, and searches may
+	// take a twentieth of the time.
 	firstRecheck = 5 * time.Second
 	lastRecheck  = time.Minute
-	lookShare    = 20
+	searchShare  = 20
 )
 
 // Reconcile makes one pass over the Pod. It asks to be called again after the
@@ -46,10 +46,10 @@ func (a *Agent) Reconcile(ctx context.Context, uid string) (time.Duration, error
 	}
 	again, err := a.phase(ctx, s, p, found)
 	if errors.Is(err, ErrConflict) {
-		return lookAgain, nil
+		return afterConflict, nil
 	}
 	if len(s.j.Held) > 0 {
-		if pause := min(max(firstRecheck, lookShare*s.lookTook), lastRecheck); again == 0 || again > pause {
+		if pause := min(max(firstRecheck, searchShare*s.searchTook), lastRecheck); again == 0 || again > pause {
 			again = pause
 		}
 	}
@@ -150,11 +150,7 @@ func (a *Agent) release(ctx context.Context, s *podState, p plan.Pod, lives bool
 	a.abandon(s, nil)
 	a.show(s, phaseReleasing, nil)
 	had := s.j.Tree != nil
-	targets := make([]string, len(s.j.Mounts))
-	for i, e := range s.j.Mounts {
-		targets[i] = e.Target
-	}
-	err := a.revokeAll(ctx, s, p, targets)
+	err := a.revokeAll(ctx, s, p, s.targets())
 	a.reserve(s, len(s.j.Mounts))
 	if err == nil {
 		err = a.removeBase(ctx, s)

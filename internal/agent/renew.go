@@ -5,16 +5,10 @@ import (
 	"sync"
 
 	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/journal"
-	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
 )
-
-// renewer is a delivery that can tell whether what a dead mount was made of is
-// there again, on another filesystem.
-type renewer interface {
-	Renewed(ctx context.Context, m plan.Mount, rec mnt.Record) bool
-}
 
 // renew replaces dead mounts whose storage is back. A server of FUSE that ends
 // takes every copy of its mount with it for ever; the claim that is mounted after
@@ -46,7 +40,7 @@ func (a *Agent) renewed(ctx context.Context, s *podState, mounts []plan.Mount) [
 	var wg sync.WaitGroup
 	var out []plan.Mount
 	for _, m := range mounts {
-		d, can := a.by[m.Delivery()].(renewer)
+		d, can := a.by[m.Delivery()].(delivery.Renewer)
 		e := s.j.Find(m.Target())
 		if _, dead := s.dead[m.Target()]; !dead || !can || e == nil || e.State != journal.Mounted || e.Record == nil || e.Identity != m.Identity() {
 			continue

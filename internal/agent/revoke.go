@@ -11,6 +11,7 @@ import (
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
@@ -45,7 +46,7 @@ func (a *Agent) revokeAll(ctx context.Context, s *podState, p plan.Pod, targets 
 // umount is no proof that nobody does. All are undone before anybody is looked
 // for, or two of one source would be taken for copies of each other.
 func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string) error {
-	taken := a.recognise(ctx, lookAt(s, p), a.records(ctx, s, tree, targets))
+	taken := a.recognise(ctx, searchOf(s, p), a.records(ctx, s, tree, targets))
 	for i := range taken {
 		for _, h := range s.j.Held {
 			remember(&taken[i], h)
@@ -65,7 +66,7 @@ func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *b
 	taken = slices.DeleteFunc(taken, func(h journal.Held) bool { return s.j.Find(h.Target) != nil })
 	s.j.Held = before
 	taken = a.severed(s, taken, of)
-	for i, f := range a.holders(ctx, lookAt(s, p), taken) {
+	for i, f := range a.holders(ctx, searchOf(s, p), taken) {
 		taken[i].Busy = taken[i].Busy && !f.who
 		if taken[i].Why = f.why; f.why == "" {
 			a.Metrics.Revoked()
@@ -80,14 +81,11 @@ func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *b
 	return errors.Join(append(errs, a.save(s))...)
 }
 
-// severer is a delivery whose undone mounts are of no use to whoever still has them.
-type severer interface{ Severs() }
-
 // severed counts the mounts that were severed as revoked, and returns the others.
 // Nobody is looked for who has them: no call into one is answered.
 func (a *Agent) severed(s *podState, taken []journal.Held, of map[string]grant.Delivery) []journal.Held {
 	return slices.DeleteFunc(taken, func(h journal.Held) bool {
-		if _, ok := a.by[of[h.Target]].(severer); !ok {
+		if _, ok := a.by[of[h.Target]].(delivery.Severer); !ok {
 			return false
 		}
 		a.Metrics.Revoked()
@@ -96,12 +94,20 @@ func (a *Agent) severed(s *podState, taken []journal.Held, of map[string]grant.D
 	})
 }
 
+// targets are those of all the Pod's mounts.
+func (s *podState) targets() []string {
+	out := make([]string, len(s.j.Mounts))
+	for i, e := range s.j.Mounts {
+		out[i] = e.Target
+	}
+	return out
+}
+
 // deliveries are those of the Pod's mounts, by target.
 func (s *podState) deliveries() map[string]grant.Delivery {
 	out := make(map[string]grant.Delivery, len(s.j.Mounts))
 	for _, e := range s.j.Mounts {
-		info, _ := e.Identity.Kind.Info()
-		out[e.Target] = info.Delivery
+		out[e.Target] = e.Delivery()
 	}
 	return out
 }
@@ -225,9 +231,9 @@ func (a *Agent) judgeBusy(ctx context.Context, s *podState, p plan.Pod, tree *be
 			of, busy = append(of, i), append(busy, h)
 		}
 	}
-	explained := a.explained(ctx, lookAt(s, p), busy)
+	explained := a.explained(ctx, searchOf(s, p), busy)
 	if slices.Contains(explained, false) {
-		busy = a.outsiders(ctx, lookAt(s, p), busy)
+		busy = a.outsiders(ctx, searchOf(s, p), busy)
 		again := false
 		for n := range busy {
 			explained[n] = explained[n] || len(busy[n].Outsiders) > 0
@@ -254,8 +260,7 @@ func (a *Agent) judgeBusy(ctx context.Context, s *podState, p plan.Pod, tree *be
 const undoBound = 2 * localBound
 
 func (a *Agent) undo(ctx context.Context, tree *beneath.Dir, e journal.Entry, detach bool) error {
-	info, _ := e.Identity.Kind.Info()
-	d, ok := a.by[info.Delivery]
+	d, ok := a.by[e.Delivery()]
 	if !ok {
 		return fmt.Errorf("no delivery takes away a mount of the kind %q", e.Identity.Kind)
 	}
@@ -277,8 +282,8 @@ func (a *Agent) recheckHeld(ctx context.Context, s *podState, p plan.Pod) {
 	a.takeCopies(ctx, s)
 	var still []journal.Held
 	began := a.Clock.Now()
-	found := a.holders(ctx, lookAt(s, p), s.j.Held)
-	s.lookTook = a.Clock.Since(began)
+	found := a.holders(ctx, searchOf(s, p), s.j.Held)
+	s.searchTook = a.Clock.Since(began)
 	for i, h := range s.j.Held {
 		h.Busy = h.Busy && !found[i].who
 		if h.Why = found[i].why; h.Why != "" {

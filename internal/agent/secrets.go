@@ -19,11 +19,6 @@ type Secrets interface {
 	Current(ctx context.Context, ref secret.Ref, keys ...string) (secret.Data, error)
 }
 
-// credentialed is a delivery that has a use for the Secret of a grant.
-type credentialed interface {
-	DeliverWith(ctx context.Context, tree *beneath.Dir, m plan.Mount, c delivery.Credential) (mnt.Record, error)
-}
-
 // deliver makes one mount. The Secret that its grant names is looked at before
 // anything is made, whether or not the kind has a use for it: a name that may not
 // be used must never seem to work.
@@ -32,24 +27,19 @@ func (a *Agent) deliver(ctx context.Context, s *podState, tree *beneath.Dir, m p
 	if err != nil {
 		return mnt.Record{}, c.Data, err
 	}
-	d := a.by[m.Delivery()]
-	if taking, ok := d.(credentialed); ok {
-		rec, err = taking.DeliverWith(ctx, tree, m, c)
-	} else {
-		rec, err = d.Deliver(ctx, tree, m)
-	}
+	rec, err = a.by[m.Delivery()].Deliver(ctx, tree, m, c)
 	return rec, c.Data, err
 }
 
-// lookAtSecrets makes grants due that failed for their Secret, when that is another one
+// rereadSecrets makes grants due that failed for their Secret, when that is another one
 // by now: whoever has put it right does not wait for the end of a pause.
-func (a *Agent) lookAtSecrets(ctx context.Context, s *podState) {
+func (a *Agent) rereadSecrets(ctx context.Context, s *podState) {
 	now := a.Clock.Now()
 	for target, f := range s.failures {
-		if f.lookAt.IsZero() || now.Before(f.lookAt) || !now.Before(f.retryAt) {
+		if f.rereadAt.IsZero() || now.Before(f.rereadAt) || !now.Before(f.retryAt) {
 			continue
 		}
-		f.lookAt = now.Add(secret.PollInterval)
+		f.rereadAt = now.Add(secret.PollInterval)
 		data, err := a.Secrets.Current(ctx, secretOf(&s.j, f.identity))
 		if !errors.Is(err, secret.ErrUnavailable) && (err != nil || !data.Equal(f.tried)) {
 			f.retryAt = now
@@ -61,14 +51,14 @@ func (a *Agent) lookAtSecrets(ctx context.Context, s *podState) {
 // remember notes which Secret a grant failed with.
 func (f *failure) remember(with secret.Data, now time.Time) {
 	if f.code == grant.CodeSecretRefused && f.identity.Secret != "" {
-		f.tried, f.lookAt = with, now.Add(secret.PollInterval)
+		f.tried, f.rereadAt = with, now.Add(secret.PollInterval)
 	}
 }
 
 // next is when there is something to do about a failed grant.
 func (f failure) next() time.Time {
-	if !f.lookAt.IsZero() && f.lookAt.Before(f.retryAt) {
-		return f.lookAt
+	if !f.rereadAt.IsZero() && f.rereadAt.Before(f.retryAt) {
+		return f.rereadAt
 	}
 	return f.retryAt
 }

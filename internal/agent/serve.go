@@ -70,11 +70,7 @@ func (a *Agent) rebuild(ctx context.Context, s *podState, p plan.Pod) error {
 		return nil
 	}
 	a.Log.Warn("the Pod's tree is not sound: it is made anew", "pod", s.j.Ref())
-	targets := make([]string, len(s.j.Mounts))
-	for i, e := range s.j.Mounts {
-		targets[i] = e.Target
-	}
-	if err := a.revokeAll(ctx, s, p, targets); err != nil {
+	if err := a.revokeAll(ctx, s, p, s.targets()); err != nil {
 		return err
 	}
 	return a.removeBase(ctx, s)
@@ -111,7 +107,7 @@ func (a *Agent) provide(ctx context.Context, s *podState, p plan.Pod, pl plan.Pl
 	if a.awaitsKeeper(s, steps.Grant) {
 		return a.waitFor(ctx, s, p, pl.Hash, failed, notYet("%s", delivery.ErrNotRecovered))
 	}
-	a.lookAtSecrets(ctx, s)
+	a.rereadSecrets(ctx, s)
 	if err := a.grantAll(ctx, s, tree, steps.Grant); err != nil {
 		return 0, err
 	}

@@ -15,7 +15,6 @@ import (
 const (
 	DefaultMaxPerPod  = 32
 	DefaultMaxPerNode = 512
-	DefaultVolumeName = grant.DefaultVolumeName
 	// DefaultBound is how long the claim may take to answer.
 	DefaultBound = 5 * time.Second
 )
@@ -25,7 +24,7 @@ const (
 func DefaultPolicy(node string) plan.Policy {
 	pol := plan.Policy{
 		Node: node, MaxPerPod: DefaultMaxPerPod, MaxPerNode: DefaultMaxPerNode,
-		VolumeName: DefaultVolumeName, SandboxedRuntimes: grant.DefaultSandboxedRuntimes(),
+		VolumeName: grant.DefaultVolumeName, SandboxedRuntimes: grant.DefaultSandboxedRuntimes(),
 		Serves: make(map[grant.Kind]bool),
 	}
 	for _, k := range grant.Kinds() {

@@ -18,6 +18,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/facts"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/nodeview"
 )
 
 // SweepInterval is how often the agent compares everything it knows with the
@@ -42,17 +43,8 @@ func (a *Agent) Start(ctx context.Context) ([]string, error) {
 	if err != nil {
 		a.Log.Error("some records cannot be read: those Pods' mounts are made anew", "error", err)
 	}
-	for _, j := range pods {
-		a.state(j.UID, true).j = j
-	}
-	orphans, err := os.ReadDir(a.podsDir())
-	if err != nil {
+	if err := a.know(pods); err != nil {
 		return nil, err
-	}
-	for _, o := range orphans {
-		if journal.ValidUID(o.Name()) {
-			a.state(o.Name(), true)
-		}
 	}
 	if err := a.examine(ctx); err != nil {
 		return nil, err
@@ -67,6 +59,24 @@ func (a *Agent) Start(ctx context.Context) ([]string, error) {
 	a.openCheckouts(ctx)
 	a.recoverUserspace(ctx)
 	return uids, nil
+}
+
+// know begins to know the Pods of these records, and those of which only a tree is
+// there.
+func (a *Agent) know(pods []journal.Pod) error {
+	for _, j := range pods {
+		a.state(j.UID, true).j = j
+	}
+	trees, err := os.ReadDir(a.podsDir())
+	if err != nil {
+		return err
+	}
+	for _, t := range trees {
+		if journal.ValidUID(t.Name()) {
+			a.state(t.Name(), true)
+		}
+	}
+	return nil
 }
 
 // Run sweeps until ctx ends.
@@ -176,8 +186,7 @@ func (a *Agent) askStorage(ctx context.Context, s *podState) {
 	var group errgroup.Group
 	group.SetLimit(sweepsAtOnce)
 	for _, e := range s.j.Mounts {
-		info, _ := e.Identity.Kind.Info()
-		d, ok := a.by[info.Delivery]
+		d, ok := a.by[e.Delivery()]
 		if !ok || e.State != journal.Mounted {
 			continue
 		}
@@ -185,11 +194,10 @@ func (a *Agent) askStorage(ctx context.Context, s *podState) {
 			err := d.Alive(ctx, tree, e.Target)
 			mu.Lock()
 			defer mu.Unlock()
-			delete(s.dead, e.Target)
-			if err != nil && ctx.Err() == nil {
-				_, why := delivery.Explain(err)
-				s.dead[e.Target] = why
+			if ctx.Err() != nil {
+				err = nil // it was not asked
 			}
+			s.noteDead(e.Target, err)
 			return nil
 		})
 	}
@@ -222,14 +230,15 @@ func (a *Agent) table() []mnt.Mount {
 // findFault says why nothing could be mounted correctly here, "" when it could.
 func (a *Agent) findFault(ctx context.Context, table []mnt.Mount) string {
 	if err := a.Table.Probe(a.pods); err != nil {
-		return fmt.Sprintf("this node cannot mount: %v", err)
+		return "this node cannot mount: " + facts.NoMounts(err)
 	}
+	host := a.hostMounts()
 	for _, dir := range []string{a.Kubelet, a.Root} {
 		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Sprintf("%s does not exist on this node: check the agent's volumes and flags", dir)
 		}
-		if !mnt.Shared(table, dir) {
-			return fmt.Sprintf("%s is not on a shared mount, so nothing mounted there reaches a Pod: run `mount --make-rshared /` on the node and mount it Bidirectional in the agent", dir)
+		if p := facts.Propagation(table, host, dir); p != nodeview.Shared {
+			return facts.NotShared(dir, p) + ", then delete this agent's Pod, which has to mount it Bidirectional"
 		}
 	}
 	// What hangs is no answer: the folder may well be there.

@@ -6,7 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/grant"
-	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/mnt"
@@ -21,7 +20,7 @@ type fasterKubelet struct {
 }
 
 func (k *fasterKubelet) Unmount(dir *beneath.Dir, name string, lazy bool) error {
-	if name != agent.DefaultVolumeName || k.came {
+	if name != grant.DefaultVolumeName || k.came {
 		return k.Table.Unmount(dir, name, lazy)
 	}
 	k.came = true

@@ -33,10 +33,8 @@ func (a *Agent) userspaceOf(claim Claim) *delivery.Process {
 	}
 }
 
-func userspace(e journal.Entry) bool {
-	info, _ := e.Identity.Kind.Info()
-	return info.Delivery == grant.DeliveryProcess
-}
+// userspace tells whether a mount's filesystem is a process.
+func userspace(e journal.Entry) bool { return e.Delivery() == grant.DeliveryProcess }
 
 // recoverUserspace takes over the processes that an earlier agent started. Where the
 // keeper does not answer, it goes on asking: the Pods whose mounts are processes wait
@@ -100,7 +98,7 @@ func (a *Agent) tendProcesses(ctx context.Context, s *podState, tree *beneath.Di
 		if errors.Is(err, delivery.ErrNotRecovered) && a.Clock.Since(s.since) < patience {
 			return notYet("%s", err)
 		}
-		a.noteDead(s, e.Target, err)
+		s.noteDead(e.Target, err)
 	}
 	if pl.Whole != nil || a.Fault() != "" {
 		return nil
@@ -120,7 +118,7 @@ func (a *Agent) awaitsKeeper(s *podState, mounts []plan.Mount) bool {
 }
 
 // noteDead records what is wrong with a standing mount, nil where nothing is.
-func (*Agent) noteDead(s *podState, target string, err error) {
+func (s *podState) noteDead(target string, err error) {
 	delete(s.dead, target)
 	if err != nil {
 		_, s.dead[target] = delivery.Explain(err)
@@ -174,7 +172,7 @@ func (a *Agent) restore(ctx context.Context, s *podState, tree *beneath.Dir, mou
 			}
 			a.Log.Info("restored", "pod", s.j.Ref(), "target", m.Target())
 		}
-		a.noteDead(s, m.Target(), a.userspace.Fault(s.j.UID, m.Target()))
+		s.noteDead(m.Target(), a.userspace.Fault(s.j.UID, m.Target()))
 	}
 	return a.save(s)
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // Views are all Pods that have something on this node, by namespace and name. It
-// looks at nothing: what a Pod's tree is, Look tells.
+// looks at nothing: what a Pod's tree is, Describe tells.
 func (a *Agent) Views() []nodeview.Pod {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -31,11 +31,11 @@ func (a *Agent) Views() []nodeview.Pod {
 	return out
 }
 
-// Look finds out how the node is and what stands of each Pod, now. It reads the
+// Describe finds out how the node is and what stands of each Pod, now. It reads the
 // mount table once and asks the claim with its bound: callers ask one at a time,
 // so that a claim that hangs costs one thread and not one for each. The kernel's
 // release is for the caller to add.
-func (a *Agent) Look(ctx context.Context) (nodeview.Facts, []nodeview.Pod) {
+func (a *Agent) Describe(ctx context.Context) (nodeview.Facts, []nodeview.Pod) {
 	pods := a.Views()
 	table, err := a.Table.List()
 	if err != nil {
@@ -50,11 +50,11 @@ func (a *Agent) Look(ctx context.Context) (nodeview.Facts, []nodeview.Pod) {
 	}
 	return facts.Of(ctx, facts.Node{
 		Table: a.Table, Mounts: table, Claimed: table, Host: a.hostMounts(), Probe: a.pods, Root: a.Root, Kubelet: a.Kubelet, SELinux: a.Policy.SELinux,
-		Claim: a.Claim.Path, Bound: a.Claim.Bound, Budget: a.Budget, Keys: a.lookKeys(),
+		Claim: a.Claim.Path, Bound: a.Claim.Bound, Budget: a.Budget, Keys: a.claimKeys(),
 	}), pods
 }
 
-// hostMounts is the node's own mount table, nil where it cannot be read.
+// hostMounts is the node's own mount table, nil where it is this one or cannot be read.
 func (a *Agent) hostMounts() []mnt.Mount {
 	if a.HostMounts == nil {
 		return nil
@@ -67,9 +67,9 @@ func (a *Agent) hostMounts() []mnt.Mount {
 	return mounts
 }
 
-// lookKeys are what a look at the claim that hangs is charged to: itself, so that
+// claimKeys are what a question to the claim that hangs is charged to: itself, so that
 // however often somebody asks it costs one thread, and the filesystem.
-func (a *Agent) lookKeys() []deadline.Key {
+func (a *Agent) claimKeys() []deadline.Key {
 	return append(a.Keys(a.Claim.Path), deadline.Key{Name: "look:" + a.Claim.Path, Limit: 1})
 }
 

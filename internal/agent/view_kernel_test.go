@@ -3,11 +3,15 @@ package agent_test
 import (
 	"encoding/json"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
+	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
@@ -18,7 +22,7 @@ func TestTheAgentTellsWhatItsNodeIsAndWhatStands(t *testing.T) {
 	p := n.RunningPod("pod")
 	p.Grant(home("home/ada", "ada"), dataset("none", "gone"))
 	p.Pass()
-	facts, pods := n.Agent.Look(t.Context())
+	facts, pods := n.Agent.Describe(t.Context())
 	want := nodeview.Facts{
 		MountSetattr: true, KubeletPropagation: nodeview.Shared, RootPropagation: nodeview.Shared, KubeletFound: true,
 		Claim: nodeview.Claim{Path: n.Claim, Mounted: true, Filesystem: "tmpfs", Backing: nodeview.BackedByKernel, Answers: true},
@@ -49,10 +53,45 @@ func TestTheAgentTellsWhatItsNodeIsAndWhatStands(t *testing.T) {
 
 func TestANodeWhoseMountsReachNoPodSaysSo(t *testing.T) {
 	n := agenttest.NewNodeWith(t, simnode.Options{Private: true})
-	facts, pods := n.Agent.Look(t.Context())
+	facts, pods := n.Agent.Describe(t.Context())
 	if facts.KubeletPropagation != nodeview.Private || facts.RootPropagation != nodeview.Shared || !facts.MountSetattr || len(pods) != 0 {
 		t.Errorf("facts %+v, pods %+v", facts, pods)
 	}
+}
+
+// The agent's own mounts stay shared when the node's are made private, and reach
+// nobody any more.
+func TestANodeThatMadeItsMountsPrivateSinceIsNotReadyAndTellsTheSame(t *testing.T) {
+	t.Parallel()
+	n := agenttest.NewNode(t)
+	wantFault := func(want bool) {
+		t.Helper()
+		must(t, n.Agent.Sweep(t.Context()))
+		facts, _ := n.Agent.Describe(t.Context())
+		shared := facts.KubeletPropagation == nodeview.Shared && facts.RootPropagation == nodeview.Shared
+		if fault := n.Agent.Fault(); shared == want || strings.Contains(fault, "is private, not shared") != want {
+			t.Errorf("the fault is %q, and the node is told as %+v", fault, facts)
+		}
+	}
+	private := false
+	n.HostMounts = func() ([]mnt.Mount, error) {
+		table, err := n.Table.List()
+		for i := range table {
+			if private {
+				table[i].Peer = 0
+			}
+		}
+		return table, err
+	}
+	n.Restart()
+	wantFault(false)
+	private = true
+	wantFault(true)
+	private = false
+	wantFault(false)
+	n.HostMounts = func() ([]mnt.Mount, error) { return nil, unix.EACCES }
+	n.Restart()
+	wantFault(false)
 }
 
 // What is told per Pod and in all is what the gauge counts: a mount that a process
@@ -67,7 +106,7 @@ func TestWhatIsHeldIsToldAsLeakedAsTheGaugeCountsIt(t *testing.T) {
 	must(t, err)
 	p.Grant()
 	p.Pass()
-	_, pods := n.Agent.Look(t.Context())
+	_, pods := n.Agent.Describe(t.Context())
 	if len(pods) != 1 || pods[0].Leaked != 1 || len(pods[0].Held) != 1 || pods[0].Held[0].Target != "ada" || pods[0].Held[0].Why == "" {
 		t.Errorf("%+v", pods)
 	}
@@ -86,7 +125,7 @@ func TestAClaimThatHangsDelaysALookByItsBoundAndCostsOneThread(t *testing.T) {
 	n.Bound = shortBound
 	s := serve(t, n.Claim, rules{})
 	n.Restart()
-	facts, _ := n.Agent.Look(t.Context())
+	facts, _ := n.Agent.Describe(t.Context())
 	want := nodeview.Claim{Path: n.Claim, Mounted: true, Filesystem: "fuse.test", Backing: nodeview.BackedByProcess, Answers: true}
 	if facts.Claim != want {
 		t.Errorf("while it answers: %+v", facts.Claim)
@@ -94,7 +133,7 @@ func TestAClaimThatHangsDelaysALookByItsBoundAndCostsOneThread(t *testing.T) {
 	s.hang()
 	for range 3 {
 		began := time.Now()
-		facts, _ := n.Agent.Look(t.Context())
+		facts, _ := n.Agent.Describe(t.Context())
 		want.Answers = false
 		if facts.Claim != want {
 			t.Errorf("while it hangs: %+v", facts.Claim)
@@ -109,7 +148,7 @@ func TestAClaimThatHangsDelaysALookByItsBoundAndCostsOneThread(t *testing.T) {
 	s.answer()
 	eventually(t, "the thread is back", nil, func() bool { return n.Budget.Lost() == 0 })
 	want.Answers = true
-	if facts, _ := n.Agent.Look(t.Context()); facts.Claim != want {
+	if facts, _ := n.Agent.Describe(t.Context()); facts.Claim != want {
 		t.Errorf("when it answers again: %+v", facts.Claim)
 	}
 }

@@ -49,7 +49,7 @@ func keeperOptions() []Option {
 			Help: "the keeper that runs filesystem processes: the namespace and the labels of its Pods (mounts/app=keeper), or the path of its socket",
 			set: func(s *settings, v string) error {
 				if filepath.IsAbs(v) {
-					return dir(&s.keeper, v)
+					return absolute(&s.keeper, v)
 				}
 				s.keeper = v
 				namespace, selector, _ := strings.Cut(v, "/")
@@ -73,7 +73,7 @@ func bucketOptions() []Option {
 		{
 			Flag: "bucket-program", Env: "DATALAYER_NODE_MOUNT_GATEWAY_BUCKET_PROGRAM", Default: "/usr/local/bin/node-mounts-s3", Type: "path",
 			Help: "what serves a bucket as a filesystem: the built-in program, or mount-s3 (Mountpoint for Amazon S3)",
-			set:  func(s *settings, v string) error { return dir(&s.buckets.program, v) },
+			set:  func(s *settings, v string) error { return absolute(&s.buckets.program, v) },
 		},
 		{
 			Flag: "bucket-cache", Env: "DATALAYER_NODE_MOUNT_GATEWAY_BUCKET_CACHE", Default: "1Gi", Type: "size",

@@ -180,7 +180,7 @@ func optionalPath(to *string, v string) error {
 	if v == "" {
 		return nil
 	}
-	return dir(to, v)
+	return absolute(to, v)
 }
 
 // size reads bytes, with Ki, Mi, Gi or Ti as in Kubernetes.

@@ -73,17 +73,17 @@ func nodeOptions() []Option {
 		{
 			Flag: "shared-root", Env: "DATALAYER_SHARED_FS_MOUNT_PATH", Default: nodeview.DefaultSharedRoot, Type: "path",
 			Help: "where the shared claim with the folders to grant is mounted",
-			set:  func(s *settings, v string) error { return dir(&s.sharedRoot, v) },
+			set:  func(s *settings, v string) error { return absolute(&s.sharedRoot, v) },
 		},
 		{
 			Flag: "root", Env: "DATALAYER_NODE_MOUNT_GATEWAY_ROOT", Default: nodeview.DefaultRoot, Type: "path",
 			Help: "the agent's own folder: trees and journal; a host path, propagated Bidirectional",
-			set:  func(s *settings, v string) error { return dir(&s.root, v) },
+			set:  func(s *settings, v string) error { return absolute(&s.root, v) },
 		},
 		{
 			Flag: "kubelet-dir", Env: "DATALAYER_KUBELET_DIR", Default: "/var/lib/kubelet", Type: "path",
 			Help: "kubelet's folder; a host path, propagated Bidirectional",
-			set:  func(s *settings, v string) error { return dir(&s.kubelet, v) },
+			set:  func(s *settings, v string) error { return absolute(&s.kubelet, v) },
 		},
 		{
 			Flag: "namespace", Env: "DATALAYER_RUNTIMES_NAMESPACE", Default: nodeview.DefaultNamespace, Type: "name", EmptyCounts: true,
@@ -150,14 +150,14 @@ func podOptions() []Option {
 			set:  func(s *settings, v string) error { return name(&s.prefix, v, 253) },
 		},
 		{
-			Flag: "volume-name", Default: agent.DefaultVolumeName, Type: "name",
+			Flag: "volume-name", Default: grant.DefaultVolumeName, Type: "name",
 			Help: "name of the gateway volume in a Pod",
 			set:  func(s *settings, v string) error { return label(&s.volume, v) },
 		},
 		{
 			Flag: "mount-path", Default: grant.DefaultMountPath, Type: "path",
 			Help: "where Pods are expected to mount the volume; shown by /gateway, each Pod's own path is what counts",
-			set:  func(s *settings, v string) error { return dir(&s.mount, v) },
+			set:  func(s *settings, v string) error { return absolute(&s.mount, v) },
 		},
 		{
 			Flag: "owner", Default: "1000:100", Type: "uid:gid",
@@ -271,7 +271,7 @@ func label(to *string, v string) error {
 	return nil
 }
 
-func dir(to *string, v string) error {
+func absolute(to *string, v string) error {
 	switch {
 	case !filepath.IsAbs(v):
 		return errors.New("want an absolute path")

@@ -69,7 +69,7 @@ func said(options []Option, cmd *cobra.Command, env func(string) (string, bool),
 }
 
 func probe(ctx context.Context, out io.Writer, s settings, asJSON, claim bool) error {
-	doc, err := look(ctx, s, claim)
+	doc, err := examineNode(ctx, s, claim)
 	if err != nil {
 		return err
 	}
@@ -86,8 +86,8 @@ func probe(ctx context.Context, out io.Writer, s settings, asJSON, claim bool) e
 	return err
 }
 
-// look finds out what the node is, through the eyes of its first process.
-func look(ctx context.Context, s settings, claim bool) (nodeview.Probe, error) {
+// examineNode finds out what the node is, through the eyes of its first process.
+func examineNode(ctx context.Context, s settings, claim bool) (nodeview.Probe, error) {
 	labels, err := selinux(procDir)
 	if err != nil {
 		return nodeview.Probe{}, refuse(err, "mount /proc")

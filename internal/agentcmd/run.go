@@ -47,7 +47,7 @@ type node struct {
 	budget     *deadline.Budget
 	began      time.Time
 	started    atomic.Bool // the agent knows what stands on the node
-	look       sync.Mutex  // one look at the node at a time
+	describing sync.Mutex  // of the node, one at a time
 	serves     []grant.Kind
 	secrets    bool // Secrets that grants name are read
 	keeper     delivery.Keeper

@@ -13,15 +13,15 @@ import (
 // that come while a claim hangs, the first waits for its bound, and the others are
 // told at once what it found.
 func (n *node) view(ctx context.Context) nodeview.Node {
-	n.look.Lock()
-	defer n.look.Unlock()
+	n.describing.Lock()
+	defer n.describing.Unlock()
 	s := n.settings
 	v := nodeview.Node{
 		Node: s.node, Namespace: s.namespace, Version: n.version, Ready: true,
 		MountPath: s.mount, VolumeName: s.volume, Root: s.root, KubeletDir: s.kubelet,
 		Serves: n.serves, Credentials: n.secrets,
 	}
-	v.Facts, v.Pods = n.gateway.Look(ctx)
+	v.Facts, v.Pods = n.gateway.Describe(ctx)
 	v.Facts.Kernel = obs.KernelRelease()
 	v.Keeper = n.keeperView(ctx)
 	v.LostThreads = n.budget.Lost()

@@ -29,7 +29,6 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/datalayer/node-mounts/grant"
-	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/cli"
 	"github.com/datalayer/node-mounts/internal/kube"
 	"github.com/datalayer/node-mounts/internal/kube/servertest"
@@ -225,7 +224,7 @@ func (w *world) annotate(ts *testscript.TestScript, _ bool, args []string) {
 // would. It mounts nothing.
 func (w *world) agent(ts *testscript.TestScript, _ bool, args []string) {
 	c, err := kube.New(kube.Config{
-		Client: w.api, Node: args[0], Namespace: namespaceOf(ts), Names: grant.NamesFor(""), Volume: agent.DefaultVolumeName,
+		Client: w.api, Node: args[0], Namespace: namespaceOf(ts), Names: grant.NamesFor(""), Volume: grant.DefaultVolumeName,
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	ts.Check(err)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/delivery"
 )
 
 // adversary swaps pairs of paths, taken at random. swapped has something in it
@@ -70,7 +71,7 @@ func TestAThousandDeliveriesAgainstAnAdversaryNeverLeaveTheClaim(t *testing.T) {
 		if i%2 == 0 {
 			m = home(t, fmt.Sprintf("a/new-%d", i))
 		}
-		rec, err := b.bind.Deliver(t.Context(), b.tree, m)
+		rec, err := b.bind.Deliver(t.Context(), b.tree, m, delivery.Credential{})
 		switch {
 		case err == nil:
 			delivered++

@@ -34,7 +34,7 @@ var _ Delivery = (*Bind)(nil)
 
 // Deliver implements Delivery. The source is resolved before the mount point is
 // made: a grant that is refused never shows the sandbox an empty folder.
-func (b *Bind) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mnt.Record, error) {
+func (b *Bind) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount, _ Credential) (mnt.Record, error) {
 	source, err := deadline.Do(ctx, b.Budget, b.Bound,
 		func() (*beneath.Dir, error) { return b.source(m) }, (*beneath.Dir).Close,
 		b.Keys(b.Claim+"/"+m.Source())...)
@@ -147,9 +147,10 @@ func (b *Bind) Undo(ctx context.Context, tree *beneath.Dir, target string, detac
 	return unmount(ctx, b.Table, tree, target, detach)
 }
 
-// unmount takes the mount at target off the tree, and removes its mount point. With the folder the kernel detaches whatever stands
-// on it in other mount namespaces (since Linux 3.18): a copy that a tenant made
-// private in a namespace of its own, where no unmount arrives, goes as well.
+// unmount takes the mount at target off the tree, and removes its mount point. With
+// the folder the kernel detaches whatever stands on it in other mount namespaces
+// (since Linux 3.18): a copy that a tenant made private in a namespace of its own,
+// where no unmount arrives, goes as well.
 func unmount(ctx context.Context, table mnt.Table, tree *beneath.Dir, target string, detach bool) error {
 	err := mnt.UntilFree(ctx, func() error { return table.Unmount(tree, target, detach) })
 	if err != nil && !errors.Is(err, mnt.ErrNotMounted) {

@@ -20,13 +20,15 @@ import (
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/proof"
+	"github.com/datalayer/node-mounts/internal/secret"
 )
 
 // Delivery makes the mounts of the kinds it serves.
 type Delivery interface {
 	// Deliver attaches the mount in the Pod's tree and proves that its storage
-	// answers. When it fails, something may be half made: the caller calls Undo.
-	Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mnt.Record, error)
+	// answers. When it fails, something may be half made: the caller calls Undo. A
+	// kind that has no use for a Secret leaves c alone.
+	Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount, c Credential) (mnt.Record, error)
 
 	// Undo takes the mount away again. It is bounded, and right to call for a
 	// mount that is half made or already gone. While the mount is in use it stays,
@@ -41,6 +43,42 @@ type Delivery interface {
 	// Alive asks the storage of a standing mount whether it still answers.
 	Alive(ctx context.Context, tree *beneath.Dir, target string) error
 }
+
+// Credential is the Secret that a grant names, as it was read for this try. The
+// zero value stands for none.
+type Credential struct {
+	Ref  secret.Ref
+	Data secret.Data
+}
+
+// What a Delivery can be beside that. Its user asks it, by a type assertion.
+type (
+	// Renewer can make a mount anew whose storage has gone for good.
+	Renewer interface {
+		// Renewed tells whether what a dead mount was made of is there again, on another
+		// filesystem than rec is of. It is bounded, and makes nothing.
+		Renewed(ctx context.Context, m plan.Mount, rec mnt.Record) bool
+	}
+
+	// Severer makes mounts that are of no use to whoever still has one that is undone:
+	// no call into it is answered.
+	Severer interface{ Severs() }
+
+	// Releaser keeps something for as long as a mount stands.
+	Releaser interface {
+		// Unused says that no mount of the grant stands: somebody else than Undo has taken
+		// it away.
+		Unused(uid, target string)
+	}
+)
+
+var (
+	_ Renewer  = (*Bind)(nil)
+	_ Renewer  = (*Materialize)(nil)
+	_ Severer  = (*Process)(nil)
+	_ Releaser = (*Materialize)(nil)
+	_ Releaser = (*Process)(nil)
+)
 
 // ErrClaimMissing says that the shared claim is not mounted where the agent
 // looks for it. Nothing is made there: a home folder created on the agent's own

@@ -3,7 +3,6 @@ package delivery
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/datalayer/node-mounts/grant"
@@ -53,7 +52,7 @@ const (
 
 // Deliver implements Delivery. The mount point is made last: a grant that is
 // refused never shows the sandbox an empty folder.
-func (f *Filesystem) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mnt.Record, error) {
+func (f *Filesystem) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount, _ Credential) (mnt.Record, error) {
 	export, err := parseExport(m.Source())
 	if err != nil {
 		return mnt.Record{}, err
@@ -86,10 +85,7 @@ func (f *Filesystem) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Moun
 
 // Undo implements Delivery.
 func (f *Filesystem) Undo(ctx context.Context, tree *beneath.Dir, target string, detach bool) error {
-	_, err := deadline.On(ctx, f.Budget, f.Bound, tree, func(tree *beneath.Dir) (struct{}, error) {
-		return struct{}{}, unmount(ctx, f.Table, tree, target, detach)
-	}, deadline.Key{Name: "unmount:" + tree.Path() + "/" + target, Limit: 1})
-	return err
+	return patient{f.Table, f.Budget, f.Bound}.unmount(ctx, tree, target, detach)
 }
 
 // Usable implements Delivery: a node whose kernel has no NFS client serves every
@@ -100,29 +96,7 @@ func (f *Filesystem) Usable(context.Context) error { return nil }
 // itself: what the client has cached, a list of names included, it goes on
 // answering for a minute after the server has gone.
 func (f *Filesystem) Alive(ctx context.Context, tree *beneath.Dir, target string) error {
-	_, err := deadline.On(ctx, f.Budget, f.Bound, tree, func(tree *beneath.Dir) (struct{}, error) {
-		return struct{}{}, asks(f.Table, tree, target, proof.Asks)
-	}, deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: 1})
-	return err
-}
-
-// asks puts a question to whoever serves the mount at target. It closes tree: the
-// question may hang, and must not keep the tree busy.
-func asks(table mnt.Table, tree *beneath.Dir, target string, question func(root *beneath.Dir) error) error {
-	dir, err := tree.Open(target)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	tree.Close()
-	place, err := table.At(dir)
-	if err != nil {
-		return err
-	}
-	if !place.MountRoot {
-		return fmt.Errorf("%s: %w", dir.Path(), proof.ErrNotAMount)
-	}
-	return question(dir)
+	return patient{f.Table, f.Budget, f.Bound}.ask(ctx, "mount:", tree, target, proof.Asks)
 }
 
 // explainFilesystem is Explain for what servers and Secrets are refused by, "" for

@@ -48,12 +48,13 @@ func ParseServers(list []string) (Servers, error) {
 
 func canonical(host string) string { return strings.ToLower(strings.TrimSuffix(host, ".")) }
 
-func (s Servers) any() bool { return len(s.names)+len(s.prefixes) == 0 }
+// unrestricted tells whether none are listed.
+func (s Servers) unrestricted() bool { return len(s.names)+len(s.prefixes) == 0 }
 
 // mayName tells whether it is worth looking the name up: it is listed, or its
 // addresses may be.
 func (s Servers) mayName(host string) bool {
-	return s.any() || len(s.prefixes) > 0 || slices.Contains(s.names, canonical(host))
+	return s.unrestricted() || len(s.prefixes) > 0 || slices.Contains(s.names, canonical(host))
 }
 
 // lists tells whether the address itself is listed, alone or in a network.
@@ -69,7 +70,7 @@ func (s Servers) refuses(host string, a netip.Addr) string {
 	if why := special(a); why != "" {
 		return why
 	}
-	if s.any() || slices.Contains(s.names, canonical(host)) {
+	if s.unrestricted() || slices.Contains(s.names, canonical(host)) {
 		return ""
 	}
 	return "is not among those that this node mounts from (--nfs-servers)"

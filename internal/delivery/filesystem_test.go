@@ -122,7 +122,7 @@ func failsWith(t *testing.T, b *bench, f *delivery.Filesystem, source string, co
 
 func modeFailsWith(t *testing.T, b *bench, f *delivery.Filesystem, source string, mode grant.Mode, code grant.Code, says string) {
 	t.Helper()
-	_, err := f.Deliver(t.Context(), b.tree, exported(t, source, mode))
+	_, err := f.Deliver(t.Context(), b.tree, exported(t, source, mode), delivery.Credential{})
 	if err == nil {
 		t.Fatalf("%s was mounted", source)
 	}
@@ -198,7 +198,7 @@ func TestTheNodeIsNotMountedFromByAnotherAddressOfItsOwnEither(t *testing.T) {
 		return errors.Join(lo.SetInet4Addr([]byte{10, 9, 9, 9}), unix.IoctlIfreq(s, unix.SIOCSIFADDR, lo))
 	})
 	failsWith(t, b, filesystem(t, b, mnttest.New(), proc), "10.9.9.9:/x", grant.CodeInvalidSource, "is the node itself")
-	_, err := filesystem(t, b, mnttest.New(), proc, "10.0.0.0/8").Deliver(t.Context(), b.tree, exported(t, "10.9.9.9:/x", grant.ReadWrite))
+	_, err := filesystem(t, b, mnttest.New(), proc, "10.0.0.0/8").Deliver(t.Context(), b.tree, exported(t, "10.9.9.9:/x", grant.ReadWrite), delivery.Credential{})
 	must(t, err)
 }
 
@@ -288,7 +288,7 @@ func TestAServerThatAcceptsAndNeverAnswersCostsOneThreadAnExportAndFourInAll(t *
 			t.Fatal("the threads do not come back")
 		}
 	}
-	_, err := f.Deliver(t.Context(), b.tree, exported(t, "127.0.0.1:/a", grant.ReadWrite))
+	_, err := f.Deliver(t.Context(), b.tree, exported(t, "127.0.0.1:/a", grant.ReadWrite), delivery.Credential{})
 	must(t, err)
 	must(t, f.Undo(t.Context(), b.tree, "target", false))
 }
@@ -325,7 +325,7 @@ func TestAnExportIsMountedAtTheAddressThatWasCheckedWithItsFlagsAndTheNewestVers
 		"4.2": &mnt.KernelError{Step: "create", Err: unix.EPROTONOSUPPORT}, "4.1": &mnt.KernelError{Step: "vers", Err: unix.EINVAL},
 	}}
 	f := filesystem(t, b, a, proc, "127.0.0.1")
-	rec, err := f.Deliver(t.Context(), b.tree, exported(t, "here:/srv/data", grant.ReadOnly))
+	rec, err := f.Deliver(t.Context(), b.tree, exported(t, "here:/srv/data", grant.ReadOnly), delivery.Credential{})
 	must(t, err)
 	if want := mnt.NoSUID | mnt.NoDev | mnt.ReadOnly | mnt.NoExec; rec.Flags != want || !rec.SameAs(b.place(t)) {
 		t.Errorf("recorded %+v", rec)
@@ -383,7 +383,7 @@ func TestAServerThatHasNFS3AloneIsMountedReadOnlyWithoutLocks(t *testing.T) {
 	listen(t, in, portmapper, 100)
 	a := &asked{Table: b.table, refuse: map[string]error{"4.2": notThere, "4.1": notThere, "4.0": notThere}}
 	f := filesystem(t, b, a, proc, "127.0.0.2") // the node has another address on the connection
-	rec, err := f.Deliver(t.Context(), b.tree, exported(t, "127.0.0.2:/srv/data", grant.ReadOnly))
+	rec, err := f.Deliver(t.Context(), b.tree, exported(t, "127.0.0.2:/srv/data", grant.ReadOnly), delivery.Credential{})
 	must(t, err)
 	if want := mnt.NoSUID | mnt.NoDev | mnt.ReadOnly | mnt.NoExec; rec.Flags != want || !rec.SameAs(b.place(t)) {
 		t.Errorf("recorded %+v", rec)
@@ -473,7 +473,7 @@ func TestATableInMemoryDeliversExportsAsWell(t *testing.T) {
 	listen(t, in, nfs, 8)
 	table := mnttest.New()
 	f := filesystem(t, b, table, proc, "127.0.0.1")
-	rec, err := f.Deliver(t.Context(), b.tree, exported(t, "here:/srv", grant.ReadWrite))
+	rec, err := f.Deliver(t.Context(), b.tree, exported(t, "here:/srv", grant.ReadWrite), delivery.Credential{})
 	must(t, err)
 	if rec.Flags != mnt.NoSUID|mnt.NoDev|mnt.NoExec {
 		t.Errorf("recorded %+v", rec)

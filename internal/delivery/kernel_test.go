@@ -149,7 +149,7 @@ func (b *bench) mounted(t testing.TB) []mnt.Mount {
 
 func TestAHomeFolderIsMadeForItsUserAndBound(t *testing.T) {
 	b := newBench(t)
-	rec, err := b.bind.Deliver(t.Context(), b.tree, home(t, "users/ada"))
+	rec, err := b.bind.Deliver(t.Context(), b.tree, home(t, "users/ada"), delivery.Credential{})
 	must(t, err)
 	var st unix.Stat_t
 	must(t, unix.Stat(filepath.Join(b.fs, "shared/users/ada"), &st))
@@ -184,7 +184,7 @@ func TestWhatIsRefusedLeavesNothingInTheTreeAndSaysWhy(t *testing.T) {
 			if m.Creates() && source == "missing" {
 				continue
 			}
-			_, err := b.bind.Deliver(t.Context(), b.tree, m)
+			_, err := b.bind.Deliver(t.Context(), b.tree, m, delivery.Credential{})
 			if wants(t, source, err, want.err); err == nil {
 				continue
 			}
@@ -205,7 +205,7 @@ func TestNothingIsMadeWhereTheClaimIsNotMounted(t *testing.T) {
 	b := newBench(t)
 	must(t, unix.Unmount(b.claim, 0))
 	wants(t, "a bare folder", b.bind.Usable(t.Context()), delivery.ErrClaimMissing)
-	_, err := b.bind.Deliver(t.Context(), b.tree, home(t, "users/ada"))
+	_, err := b.bind.Deliver(t.Context(), b.tree, home(t, "users/ada"), delivery.Credential{})
 	wants(t, "a home on a bare folder", err, delivery.ErrClaimMissing)
 	must(t, os.Remove(b.claim)) // it is empty
 	wants(t, "no folder", b.bind.Usable(t.Context()), delivery.ErrClaimMissing)
@@ -223,7 +223,7 @@ func TestWhatStandsAtTheTargetIsNeverMountedOn(t *testing.T) {
 		"file": func() error { return os.WriteFile(at, nil, 0o644) },
 	} {
 		must(t, put())
-		_, err := b.bind.Deliver(t.Context(), b.tree, folder(t, "a"))
+		_, err := b.bind.Deliver(t.Context(), b.tree, folder(t, "a"), delivery.Credential{})
 		if errors.Is(err, unix.ENOTDIR) || errors.Is(err, beneath.ErrEscapes) {
 			if code, _ := delivery.Explain(err); code != grant.CodeMountFailed {
 				t.Errorf("a %s is explained as %s", what, code)
@@ -234,9 +234,9 @@ func TestWhatStandsAtTheTargetIsNeverMountedOn(t *testing.T) {
 		must(t, os.Remove(at))
 	}
 	// A second mount is not stacked on the first.
-	_, err := b.bind.Deliver(t.Context(), b.tree, folder(t, "a"))
+	_, err := b.bind.Deliver(t.Context(), b.tree, folder(t, "a"), delivery.Credential{})
 	must(t, err)
-	_, err = b.bind.Deliver(t.Context(), b.tree, folder(t, "a"))
+	_, err = b.bind.Deliver(t.Context(), b.tree, folder(t, "a"), delivery.Credential{})
 	wants(t, "on a mount", err, beneath.ErrMounted)
 	if ms := b.mounted(t); len(ms) != 1 || ms[0].Point != at {
 		t.Errorf("mounted: %+v", ms)
@@ -252,11 +252,11 @@ func TestUndoIsRightForWhatWasNeverMadeIsHalfMadeOrInUse(t *testing.T) {
 		"never made": func() error { return nil },
 		"half made":  func() error { return os.Mkdir(at, 0o555) },
 		"made": func() error {
-			_, err := b.bind.Deliver(t.Context(), b.tree, folder(t, "a"))
+			_, err := b.bind.Deliver(t.Context(), b.tree, folder(t, "a"), delivery.Credential{})
 			return err
 		},
 		"in use": func() error {
-			_, err := b.bind.Deliver(t.Context(), b.tree, folder(t, "a"))
+			_, err := b.bind.Deliver(t.Context(), b.tree, folder(t, "a"), delivery.Credential{})
 			if err != nil {
 				return err
 			}

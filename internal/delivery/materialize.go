@@ -145,14 +145,8 @@ func (d *Materialize) stored() (Checkouts, error) {
 
 var errNoStore = errors.New("this agent keeps no checkouts")
 
-// Deliver implements Delivery, for a grant without a Secret.
-func (d *Materialize) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mnt.Record, error) {
-	return d.DeliverWith(ctx, tree, m, Credential{})
-}
-
-// DeliverWith is Deliver with the Secret that the grant names. Beside the errors of
-// Deliver it has ErrUnderway.
-func (d *Materialize) DeliverWith(ctx context.Context, tree *beneath.Dir, m plan.Mount, c Credential) (mnt.Record, error) {
+// Deliver implements Delivery. Beside its errors it has ErrUnderway.
+func (d *Materialize) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount, c Credential) (mnt.Record, error) {
 	store, err := d.stored()
 	if err != nil {
 		return mnt.Record{}, &contentError{err: err}
@@ -340,7 +334,7 @@ func (d *Materialize) Undo(ctx context.Context, tree *beneath.Dir, target string
 	return nil
 }
 
-// Unused says that no mount of the grant stands.
+// Unused implements Releaser.
 func (d *Materialize) Unused(uid, target string) {
 	if store, err := d.stored(); err == nil {
 		store.Release(useOf(uid, target))
@@ -356,5 +350,5 @@ func (d *Materialize) Alive(ctx context.Context, tree *beneath.Dir, target strin
 	return d.Proof.Answers(ctx, tree, target, nil)
 }
 
-// Renewed tells whether a dead mount can be made anew: content always can.
+// Renewed implements Renewer: content can always be made anew.
 func (d *Materialize) Renewed(context.Context, plan.Mount, mnt.Record) bool { return d.Serving() }

@@ -43,7 +43,7 @@ func TestAContentIsAskedForInTheNameOfItsPod(t *testing.T) {
 	d := &delivery.Materialize{Table: b.table, Proof: b.bind.Proof, Life: t.Context(), Ended: func(string) {}}
 	d.Serve(store, nil, nil)
 	defer d.Close()
-	if _, err := d.Deliver(t.Context(), b.tree, p.Mounts[0]); !errors.Is(err, errRefused) {
+	if _, err := d.Deliver(t.Context(), b.tree, p.Mounts[0], delivery.Credential{}); !errors.Is(err, errRefused) {
 		t.Errorf("it says %v", err)
 	}
 	if got := <-store.asked; got.Pod != "pod" || got.Use != "pod/code" || got.Credential != nil {

@@ -33,13 +33,6 @@ type Keeper interface {
 
 var _ Keeper = (*keeper.Client)(nil)
 
-// Credential is the Secret that a grant names, as it was read for this try. The
-// zero value stands for none.
-type Credential struct {
-	Ref  secret.Ref
-	Data secret.Data
-}
-
 // Runner says how the filesystems of a kind are run.
 type Runner interface {
 	// Prepare looks at a grant and its Secret, before anything is made, and says what
@@ -129,14 +122,9 @@ type ProcessError struct {
 
 func (e *ProcessError) Error() string { return e.Reason }
 
-// Deliver implements Delivery, for a grant without a Secret.
-func (d *Process) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount) (mnt.Record, error) {
-	return d.DeliverWith(ctx, tree, m, Credential{})
-}
-
-// DeliverWith is Deliver with the Secret that the grant names. The mount point is
-// made last: until then the sandbox never sees an empty folder.
-func (d *Process) DeliverWith(ctx context.Context, tree *beneath.Dir, m plan.Mount, c Credential) (mnt.Record, error) {
+// Deliver implements Delivery. The mount point is made last: until then the sandbox
+// never sees an empty folder.
+func (d *Process) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount, c Credential) (mnt.Record, error) {
 	d.Unused(podOf(tree), m.Target()) // a mount that stands is never delivered again
 	made, p, err := d.launch(ctx, podOf(tree), m, c)
 	if err != nil {
@@ -292,9 +280,7 @@ func (d *Process) answers(ctx context.Context, made mnt.Detached, p *process) er
 
 // Undo implements Delivery.
 func (d *Process) Undo(ctx context.Context, tree *beneath.Dir, target string, detach bool) error {
-	_, err := deadline.On(ctx, d.Budget, d.Bound, tree, func(tree *beneath.Dir) (struct{}, error) {
-		return struct{}{}, unmount(ctx, d.Table, tree, target, detach)
-	}, deadline.Key{Name: "unmount:" + tree.Path() + "/" + target, Limit: 1})
+	err := patient{d.Table, d.Budget, d.Bound}.unmount(ctx, tree, target, detach)
 	if err != nil && !detach {
 		return err
 	}
@@ -307,15 +293,14 @@ func (d *Process) Undo(ctx context.Context, tree *beneath.Dir, target string, de
 	return err
 }
 
-// Unused says that no mount of the grant stands: somebody else took it away.
+// Unused implements Releaser.
 func (d *Process) Unused(uid, target string) {
 	if p := d.take(uid, target); p != nil {
 		d.stop(p, stopGrace)
 	}
 }
 
-// Severs tells that an undone mount is of no use to whoever still has it: no call
-// into it is answered.
+// Severs implements Severer: the process ends, and the connection is aborted.
 func (*Process) Severs() {}
 
 // Usable implements Delivery: without a keeper a node serves every other kind.
@@ -325,18 +310,14 @@ func (d *Process) Usable(context.Context) error { return nil }
 // of its answers, and then through it the server. The two are told apart: a process
 // that hangs is killed when it is revoked, and one that waits for its server is not.
 func (d *Process) Alive(ctx context.Context, tree *beneath.Dir, target string) error {
-	uid, at := podOf(tree), tree.Path()+"/"+target
+	uid, mount := podOf(tree), patient{d.Table, d.Budget, d.Hung}
 	if d.gone(uid, target) {
 		return d.Fault(uid, target)
 	}
-	_, err := deadline.On(ctx, d.Budget, d.Hung, tree, func(tree *beneath.Dir) (struct{}, error) {
-		return struct{}{}, asks(d.Table, tree, target, proof.Asks)
-	}, deadline.Key{Name: "mount:" + at, Limit: 1})
+	err := mount.ask(ctx, "mount:", tree, target, proof.Asks)
 	var server error
 	if err == nil {
-		_, server = deadline.On(ctx, d.Budget, d.Hung, tree, func(tree *beneath.Dir) (struct{}, error) {
-			return struct{}{}, asks(d.Table, tree, target, proof.AsksServer)
-		}, deadline.Key{Name: "server:" + at, Limit: 1})
+		server = mount.ask(ctx, "server:", tree, target, proof.AsksServer)
 	}
 	d.asked(uid, target, errors.Is(err, deadline.ErrHung), server)
 	if err != nil && !errors.Is(err, deadline.ErrHung) {

@@ -193,16 +193,19 @@ func (p *process) died(now time.Time) {
 	}
 	pause := time.Duration(0)
 	if p.deaths > 0 {
-		pause = min(firstRestart<<min(p.deaths-1, 10), soonestRestart)
+		pause = min(firstRestart<<min(p.deaths-1, 10), lastRestart)
 	}
 	p.deaths++
 	p.retryAt = now.Add(pause)
 }
 
 const (
-	firstRestart   = 250 * time.Millisecond
-	soonestRestart = time.Second
-	lastRestart    = 30 * time.Second
+	// The pauses after a process that served has died again, the shortest and the longest.
+	firstRestart = 250 * time.Millisecond
+	lastRestart  = time.Second
+	// The pauses after one did not come to serve.
+	firstRetry = time.Second
+	lastRetry  = 30 * time.Second
 	// keeperRetry is short: a keeper that is replaced is away for a second or two.
 	keeperRetry = 300 * time.Millisecond
 )
@@ -310,7 +313,7 @@ func (d *Process) NotRestored(uid, target string, err error) {
 	pause := keeperRetry
 	if !errors.Is(err, ErrNoKeeper) {
 		p.deaths++
-		pause = min(time.Second<<min(p.deaths-1, 10), lastRestart)
+		pause = min(firstRetry<<min(p.deaths-1, 10), lastRetry)
 	}
 	p.retryAt = d.Clock.Now().Add(pause)
 }

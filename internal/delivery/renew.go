@@ -9,10 +9,9 @@ import (
 	"github.com/datalayer/node-mounts/internal/proof"
 )
 
-// Renewed tells whether the source of a mount that rec records lies on another
-// filesystem now, and that one answers: the claim has been mounted anew. A copy of
-// the old mount keeps its filesystem, so the kernel has not given its device
-// number to the new one. Nothing is made.
+// Renewed implements Renewer: the source lies on another filesystem now, and that one
+// answers, because the claim has been mounted anew. A copy of the old mount keeps its
+// filesystem, so the kernel has not given its device number to the new one.
 func (b *Bind) Renewed(ctx context.Context, m plan.Mount, rec mnt.Record) bool {
 	renewed, err := deadline.Do(ctx, b.Budget, b.Bound,
 		func() (bool, error) { return b.renewed(m, rec) }, nil,

@@ -79,11 +79,11 @@ func (n *node) startPod() error {
 		ObjectMeta: metav1.ObjectMeta{Name: podName, Namespace: namespace, UID: types.UID(podUID), Labels: map[string]string{n.names.Label: "true"}},
 		Spec: corev1.PodSpec{
 			NodeName: nodeName,
-			Volumes: []corev1.Volume{{Name: agent.DefaultVolumeName, VolumeSource: corev1.VolumeSource{
+			Volumes: []corev1.Volume{{Name: grant.DefaultVolumeName, VolumeSource: corev1.VolumeSource{
 				EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory},
 			}}},
 			Containers: []corev1.Container{{Name: "runtime", VolumeMounts: []corev1.VolumeMount{{
-				Name: agent.DefaultVolumeName, MountPath: simnode.DefaultMountPath, MountPropagation: &hostToContainer,
+				Name: grant.DefaultVolumeName, MountPath: simnode.DefaultMountPath, MountPropagation: &hostToContainer,
 			}}}},
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{
@@ -101,7 +101,7 @@ func (n *node) startPod() error {
 func (n *node) startAgent(ctx context.Context, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	controller, err := kube.New(kube.Config{
-		Client: n.client, Node: nodeName, Namespace: namespace, Names: n.names, Volume: agent.DefaultVolumeName, Log: log,
+		Client: n.client, Node: nodeName, Namespace: namespace, Names: n.names, Volume: grant.DefaultVolumeName, Log: log,
 	})
 	if err != nil {
 		cancel()

@@ -8,7 +8,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -54,46 +57,65 @@ const localBound = 2 * time.Second
 func Of(ctx context.Context, n Node) nodeview.Facts {
 	return nodeview.Facts{
 		MountSetattr:       n.Probe != nil && n.Table.Probe(n.Probe) == nil,
-		KubeletPropagation: n.propagation(n.Kubelet),
-		RootPropagation:    n.propagation(n.Root),
+		KubeletPropagation: Propagation(n.Mounts, n.Host, n.Kubelet),
+		RootPropagation:    Propagation(n.Mounts, n.Host, n.Root),
 		KubeletFound:       n.kubeletFound(ctx),
 		SELinux:            n.SELinux,
 		Claim:              n.claim(ctx),
 	}
 }
 
-// propagation is that of a host path, seen from the container that has it mounted.
-// `mount --make-rprivate /` on the node leaves the container's own mount shared, with
-// nobody: it reaches the node only while both are in one peer group.
-func (n Node) propagation(dir string) nodeview.Propagation {
-	own := Propagation(n.Mounts, dir)
-	if own != nodeview.Shared || n.Host == nil {
-		return own
-	}
-	here, _ := mnt.Covering(n.Mounts, dir)
-	there, ok := mnt.Covering(n.Host, dir)
+// Propagation says what becomes of a mount made beneath a host path, as it is seen
+// from own, the mount table of whoever makes it. A mount that is shared and a slave
+// at once passes on what is mounted on it: shared.
+//
+// host is the node's own table, nil where it is own or cannot be seen.
+// `mount --make-rprivate /` on the node leaves a container's mount shared, with
+// nobody: it reaches the node only while the node has one of its peer group.
+func Propagation(own, host []mnt.Mount, dir string) nodeview.Propagation {
+	m, ok := mnt.Covering(own, dir)
 	switch {
 	case !ok:
 		return nodeview.Unknown
-	case there.Peer != here.Peer:
+	case m.Peer != 0 && host != nil && !arrives(m, host, dir):
 		return nodeview.Private
-	}
-	return own
-}
-
-// Propagation says what becomes of a mount made beneath dir. A mount that is
-// shared and a slave at once passes on what is mounted on it: shared.
-func Propagation(mounts []mnt.Mount, dir string) nodeview.Propagation {
-	m, ok := mnt.Covering(mounts, dir)
-	switch {
-	case !ok:
-		return nodeview.Unknown
 	case m.Peer != 0:
 		return nodeview.Shared
 	case m.Master != 0:
 		return nodeview.Slave
 	}
 	return nodeview.Private
+}
+
+// arrives tells whether what is mounted at dir, which lies on m, is seen at the same
+// folder in host, too: a mount of m's peer group has that folder, and nothing hides
+// it. The folder counts and not its path, which may be a link on the node.
+func arrives(m mnt.Mount, host []mnt.Mount, dir string) bool {
+	folder := path.Join(m.Root, strings.TrimPrefix(path.Clean(dir), path.Clean(m.Point)))
+	return slices.ContainsFunc(host, func(there mnt.Mount) bool {
+		if there.Peer != m.Peer || !mnt.Within(there.Root, folder) {
+			return false
+		}
+		at := path.Join(there.Point, strings.TrimPrefix(folder, path.Clean(there.Root)))
+		seen, ok := mnt.Covering(host, at)
+		return ok && seen.ID == there.ID
+	})
+}
+
+// NotShared is the fault of a host path whose mounts reach no Pod.
+func NotShared(dir string, p nodeview.Propagation) string {
+	return fmt.Sprintf("%s is on a mount that is %s, not shared, so nothing mounted there reaches a Pod: run `mount --make-rshared /` on the node, at every boot", dir, p)
+}
+
+// NoMounts is the fault of a node on which a mount was tried in vain.
+func NoMounts(tried error) string {
+	switch {
+	case errors.Is(tried, mnt.ErrUnsupported):
+		return "it has no mount_setattr: Linux 5.12 or newer is needed"
+	case tried != nil:
+		return fmt.Sprintf("correct mounts cannot be tried (%v): this needs root, in a privileged container", tried)
+	}
+	return "correct mounts cannot be made"
 }
 
 // kubeletFound tells whether kubelet keeps its Pods there, as far as that can be told.
@@ -171,7 +193,7 @@ func Faults(f nodeview.Facts, dirs Dirs, claim bool) []string {
 	faults := []string{}
 	add := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	if !f.MountSetattr {
-		add("kernel %s: %s", f.Kernel, dirs.whyNot())
+		add("kernel %s: %s", f.Kernel, NoMounts(dirs.Tried))
 	}
 	if !f.KubeletFound {
 		add("%s", NoPods(dirs.Kubelet))
@@ -181,7 +203,7 @@ func Faults(f nodeview.Facts, dirs Dirs, claim bool) []string {
 		p    nodeview.Propagation
 	}{{dirs.Kubelet, f.KubeletPropagation}, {dirs.Root, f.RootPropagation}} {
 		if d.p != nodeview.Shared {
-			add("%s is on a mount that is %s, not shared, so nothing mounted there reaches a Pod: run `mount --make-rshared /` on the node, at every boot", d.path, d.p)
+			add("%s", NotShared(d.path, d.p))
 		}
 	}
 	switch {
@@ -199,14 +221,4 @@ type Dirs struct {
 	Root, Kubelet string
 	// Tried is the error of the mount that was tried, nil where it was made.
 	Tried error
-}
-
-func (d Dirs) whyNot() string {
-	switch {
-	case errors.Is(d.Tried, mnt.ErrUnsupported):
-		return "it has no mount_setattr: Linux 5.12 or newer is needed"
-	case d.Tried != nil:
-		return fmt.Sprintf("correct mounts cannot be tried (%v): this needs root, in a privileged container", d.Tried)
-	}
-	return "correct mounts cannot be made"
 }

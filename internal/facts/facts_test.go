@@ -77,11 +77,11 @@ func TestPropagationIsThatOfTheMountAPathLiesOn(t *testing.T) {
 		"/etc": nodeview.Shared, "/var/lib": nodeview.Private, "/var/lib/kubelet": nodeview.Shared, "/var/lib/kubelet/pods": nodeview.Shared,
 		"/var/lib/kubelet2": nodeview.Private, "/slave/x": nodeview.Slave, "/both": nodeview.Shared,
 	} {
-		if got := Propagation(mounts, p); got != want {
+		if got := Propagation(mounts, nil, p); got != want {
 			t.Errorf("%s: %s, want %s", p, got, want)
 		}
 	}
-	if got := Propagation(nil, "/etc"); got != nodeview.Unknown {
+	if got := Propagation(nil, nil, "/etc"); got != nodeview.Unknown {
 		t.Errorf("without a table: %s", got)
 	}
 }

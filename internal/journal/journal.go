@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
 )
@@ -77,6 +78,12 @@ type Entry struct {
 	Proven bool `json:"proven,omitempty"`
 }
 
+// Delivery is what the grant's kind is delivered by, "" for a kind that is not known.
+func (e Entry) Delivery() grant.Delivery {
+	info, _ := e.Identity.Kind.Info()
+	return info.Delivery
+}
+
 // Held is a mount that was taken from the tree while a process still has it.
 type Held struct {
 	Target string     `json:"target"`
@@ -112,11 +119,6 @@ func (h Held) Records() []mnt.Record { return append([]mnt.Record{h.Record}, h.N
 // Ref names the Pod.
 func (p *Pod) Ref() plan.Ref {
 	return plan.Ref{UID: p.UID, Namespace: p.Namespace, Name: p.Name}
-}
-
-// Empty tells whether nothing can be left of the Pod on this node.
-func (p *Pod) Empty() bool {
-	return p.Tree == nil && p.Publication == nil && len(p.Stale) == 0 && len(p.Mounts) == 0 && len(p.Held) == 0
 }
 
 // Find returns the entry for target, nil when there is none.
@@ -180,16 +182,28 @@ func (s *Store) Close() { unlock(s.held) }
 // another name and reported: its Pod is then one of which only the tree is
 // known.
 func (s *Store) Load() ([]Pod, error) {
+	return s.records(os.Remove, func(path string) error { return os.Rename(path, path+".unreadable") })
+}
+
+// Read reads every record and changes nothing: what cannot be read is only
+// reported. It is for programs that may be older than the records.
+func (s *Store) Read() ([]Pod, error) {
+	leave := func(string) error { return nil }
+	return s.records(leave, leave)
+}
+
+// records reads every record. What a write that was cut off has left is given to cut,
+// for the record it was to replace still stands; one that cannot be read to bad.
+func (s *Store) records(cut, bad func(path string) error) ([]Pod, error) {
 	names, err := os.ReadDir(s.dir)
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
 	var pods []Pod
-	var bad []error
+	var errs []error
 	for _, n := range names {
 		if strings.HasPrefix(n.Name(), tempPrefix) {
-			// A write that was cut off: the record it was to replace still stands.
-			bad = append(bad, os.Remove(filepath.Join(s.dir, n.Name())))
+			errs = append(errs, cut(filepath.Join(s.dir, n.Name())))
 			continue
 		}
 		uid, ok := strings.CutSuffix(n.Name(), suffix)
@@ -198,36 +212,12 @@ func (s *Store) Load() ([]Pod, error) {
 		}
 		p, err := s.read(uid)
 		if err != nil {
-			bad = append(bad, err, os.Rename(s.path(uid), s.path(uid)+".unreadable"))
+			errs = append(errs, err, bad(s.path(uid)))
 			continue
 		}
 		pods = append(pods, p)
 	}
-	return pods, errors.Join(bad...)
-}
-
-// Read reads every record and changes nothing: what cannot be read is only
-// reported. It is for programs that may be older than the records.
-func (s *Store) Read() ([]Pod, error) {
-	names, err := os.ReadDir(s.dir)
-	if err != nil {
-		return nil, fmt.Errorf("journal: %w", err)
-	}
-	var pods []Pod
-	var bad []error
-	for _, n := range names {
-		uid, ok := strings.CutSuffix(n.Name(), suffix)
-		if !ok || strings.HasPrefix(n.Name(), tempPrefix) {
-			continue
-		}
-		p, err := s.read(uid)
-		if err != nil {
-			bad = append(bad, err)
-			continue
-		}
-		pods = append(pods, p)
-	}
-	return pods, errors.Join(bad...)
+	return pods, errors.Join(errs...)
 }
 
 func (s *Store) read(uid string) (Pod, error) {

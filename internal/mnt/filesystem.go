@@ -76,13 +76,7 @@ func (k *Kernel) Mount(fs Filesystem, flags Flags) (Detached, error) {
 		return nil, fmt.Errorf("mount %s: %w", fs.Type, err)
 	}
 	defer unix.Close(fd)
-	attrs := 0
-	for _, f := range flagTable {
-		if flags&f.flag != 0 {
-			attrs |= int(f.attr)
-		}
-	}
-	mfd, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, attrs)
+	mfd, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, int(flags.attrs()))
 	if err != nil {
 		return nil, fmt.Errorf("mount %s: %w", fs.Type, said(fd, "fsmount", err))
 	}

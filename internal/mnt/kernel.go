@@ -18,6 +18,7 @@ const (
 	treeSize   = "1m"
 	treeInodes = "4096"
 	treeMode   = "0755"
+	treeFlags  = NoSUID | NoDev | NoExec
 
 	// TreeSource names the filesystem of a tree in the mount table.
 	TreeSource = "node-mounts"
@@ -57,25 +58,19 @@ func (k *Kernel) NewTree(on *beneath.Dir) (Record, error) {
 	if err := setattr(fd, 0, 0, unix.MS_SHARED); err != nil {
 		return Record{}, wrap("make shared", on, err)
 	}
-	return k.record(fd, NoSUID|NoDev|NoExec), nil
+	return k.record(fd, treeFlags), nil
 }
 
 // tmpfs makes a detached tmpfs mount.
 func tmpfs() (int, error) {
-	fsfd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	fd, err := superblock(Filesystem{
+		Type: "tmpfs", Source: TreeSource, Settings: []Setting{{"size", treeSize}, {"nr_inodes", treeInodes}, {"mode", treeMode}},
+	})
 	if err != nil {
 		return -1, err
 	}
-	defer unix.Close(fsfd)
-	for _, kv := range [...][2]string{{"source", TreeSource}, {"size", treeSize}, {"nr_inodes", treeInodes}, {"mode", treeMode}} {
-		if err := unix.FsconfigSetString(fsfd, kv[0], kv[1]); err != nil {
-			return -1, fmt.Errorf("%s=%s: %w", kv[0], kv[1], err)
-		}
-	}
-	if err := unix.FsconfigCreate(fsfd); err != nil {
-		return -1, err
-	}
-	return unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	defer unix.Close(fd)
+	return unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, int(treeFlags.attrs()))
 }
 
 // Publish implements Table. The clone is a slave, recursively, so that what
@@ -182,12 +177,7 @@ func attach(fd int, on *beneath.Dir) error {
 }
 
 func setattr(fd int, how uint, flags Flags, propagation uint64) error {
-	attr := unix.MountAttr{Propagation: propagation}
-	for _, f := range flagTable {
-		if flags&f.flag != 0 {
-			attr.Attr_set |= f.attr
-		}
-	}
+	attr := unix.MountAttr{Attr_set: flags.attrs(), Propagation: propagation}
 	return unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|how, &attr)
 }
 

@@ -69,6 +69,17 @@ func (f Flags) String() string {
 	return strings.Join(names, ",")
 }
 
+// attrs are the attributes as mount_setattr(2) and fsmount(2) take them.
+func (f Flags) attrs() uint64 {
+	var attrs uint64
+	for _, n := range flagTable {
+		if f&n.flag != 0 {
+			attrs |= n.attr
+		}
+	}
+	return attrs
+}
+
 // ParseFlags reads the per-mount options of mountinfo ("ro,nosuid,relatime").
 // Options that are no Flags are ignored.
 func ParseFlags(options string) Flags {

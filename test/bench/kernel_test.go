@@ -100,7 +100,7 @@ func (l *local) binds(others int) bind {
 		{&out.raw, true, rawBind},
 		{&out.mnt, true, l.mntBind},
 		{&out.delivery, false, func(p place) error {
-			_, err := d.Deliver(l.b.Context(), p.tree, p.pod.mount)
+			_, err := d.Deliver(l.b.Context(), p.tree, p.pod.mount, delivery.Credential{})
 			return err
 		}},
 	}

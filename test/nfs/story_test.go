@@ -398,7 +398,7 @@ func mountAndEnd(args []string) error {
 	}
 	set := grant.Set{Mounts: []grant.Mount{export(address, "/", "data", grant.ReadWrite)}}
 	for _, m := range plan.Build(set, plan.Policy{Serves: map[grant.Kind]bool{grant.KindNFS: true}}).Mounts {
-		if _, err := f.Deliver(context.Background(), tree, m); err != nil {
+		if _, err := f.Deliver(context.Background(), tree, m, delivery.Credential{}); err != nil {
 			return err
 		}
 	}

@@ -48,12 +48,14 @@ type Node struct {
 	Processes agent.Processes
 	Mounter   mnt.Table
 	// NFS and those that follow are the agent's from the next Restart on.
-	NFS       delivery.NFS
-	Secrets   agent.Secrets
-	Checkouts func(ctx context.Context) (delivery.Checkouts, error)
-	Keeper    delivery.Keeper
-	Runners   map[grant.Kind]delivery.Runner
-	Events    agent.Events
+	NFS delivery.NFS
+	// HostMounts is the table of a node that does not have this one.
+	HostMounts func() ([]mnt.Mount, error)
+	Secrets    agent.Secrets
+	Checkouts  func(ctx context.Context) (delivery.Checkouts, error)
+	Keeper     delivery.Keeper
+	Runners    map[grant.Kind]delivery.Runner
+	Events     agent.Events
 	// Metrics and Budget are the running agent's.
 	Metrics *obs.Recorder
 	Budget  *deadline.Budget
@@ -111,7 +113,7 @@ func (n *Node) Restart() {
 	a, err := agent.New(ctx, agent.Config{
 		Claim:  agent.Claim{Path: n.Claim, Owner: beneath.Owner{UID: 1000, GID: 100}, Bound: n.Bound},
 		Policy: n.Policy, Root: n.Root, Kubelet: n.Kubelet, BootID: n.BootID,
-		Table: n.Mounter, Processes: n.Processes, API: n.API, Budget: n.Budget, NFS: n.NFS, Secrets: n.Secrets, Checkouts: n.Checkouts,
+		Table: n.Mounter, Processes: n.Processes, API: n.API, Budget: n.Budget, NFS: n.NFS, HostMounts: n.HostMounts, Secrets: n.Secrets, Checkouts: n.Checkouts,
 		Keeper: n.Keeper, Runners: n.Runners, Events: n.Events,
 		Metrics: n.Metrics, Clock: n.Clock, Log: slog.New(slog.NewTextHandler(logWriter{n.T}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
