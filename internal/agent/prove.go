@@ -40,7 +40,7 @@ func (a *Agent) prove(ctx context.Context, s *podState, p plan.Pod, tree *beneat
 		hides := func(v proof.View) bool { return !v.Sees(e.Target, *e.Record) }
 		if e.State == journal.Mounted && slices.ContainsFunc(views, hides) {
 			// Perhaps under another name: a folder may be renamed while mounted.
-			rec := a.current(ctx, tree, e.Target, *e.Record)
+			rec := a.current(ctx, tree, e)
 			s.j.Mounts[i].Record = &rec
 		}
 	}
@@ -63,14 +63,20 @@ func (a *Agent) views(uid string, open []plan.Use) ([]proof.View, error) {
 }
 
 // current is the record under the name that the mount's root has now.
-func (a *Agent) current(ctx context.Context, tree *beneath.Dir, target string, rec mnt.Record) mnt.Record {
-	place, _ := a.placeOf(ctx, tree, target) // not the same folder, where it fails
-	return rec.Now(place)
+func (a *Agent) current(ctx context.Context, tree *beneath.Dir, e journal.Entry) mnt.Record {
+	place, _ := a.placeOf(ctx, tree, e) // not the same folder, where it fails
+	return e.Record.Now(place)
 }
 
-// placeOf says what stands at target, with a deadline: entering an NFS mount may
+// placeOf says what stands at e's target, with a deadline: entering an NFS mount may
 // ask its server.
-func (a *Agent) placeOf(ctx context.Context, tree *beneath.Dir, target string) (mnt.Place, error) {
+func (a *Agent) placeOf(ctx context.Context, tree *beneath.Dir, e journal.Entry) (mnt.Place, error) {
+	target := e.Target
+	keys := []deadline.Key{{Name: "mount:" + tree.Path() + "/" + target, Limit: 1}}
+	for _, k := range a.storageOf(e) {
+		k.Kept = true
+		keys = append(keys, k)
+	}
 	return deadline.On(ctx, a.Budget, localBound, tree, func(tree *beneath.Dir) (mnt.Place, error) {
 		dir, err := tree.Open(target)
 		if err != nil {
@@ -79,7 +85,7 @@ func (a *Agent) placeOf(ctx context.Context, tree *beneath.Dir, target string) (
 		defer dir.Close()
 		tree.Close()
 		return a.Table.At(dir)
-	}, deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: 1})
+	}, keys...)
 }
 
 // findHidden compares the journal with what containers see, and notes what is proven by

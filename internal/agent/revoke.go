@@ -119,9 +119,10 @@ func (a *Agent) records(ctx context.Context, s *podState, tree *beneath.Dir, tar
 	var wg sync.WaitGroup
 	for i, t := range targets {
 		records[i].Target = t
-		known := s.j.Find(t).Record
+		e := *s.j.Find(t)
+		known := e.Record
 		wg.Go(func() {
-			place, err := a.placeOf(ctx, tree, t)
+			place, err := a.placeOf(ctx, tree, e)
 			switch {
 			case known != nil:
 				records[i].Record = known.Now(place)

@@ -23,9 +23,9 @@ const (
 	// Pauses while waiting for kubelet.
 	firstLook = 50 * time.Millisecond
 	lastLook  = time.Second
-	// grantsAtOnce is how many grants of one Pod are made in parallel. They are
-	// for slow deliveries and hung storage: a bind takes microseconds.
-	grantsAtOnce = 8
+	// grantsAtOnce is how many grants of one Pod are made in parallel: as many as it
+	// may have, so that those which hang, each on another storage, take as long as one.
+	grantsAtOnce = DefaultMaxPerPod
 )
 
 // notYetError says what kubelet has not done yet. It is no failure.

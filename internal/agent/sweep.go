@@ -13,12 +13,14 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/facts"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/nodeview"
+	"github.com/datalayer/node-mounts/internal/proof"
 )
 
 // SweepInterval is how often the agent compares everything it knows with the
@@ -29,8 +31,14 @@ const SweepInterval = 30 * time.Second
 // come at any time, and every Pod waits for it.
 const faultInterval = 2 * time.Second
 
-// sweepsAtOnce is how many Pods' storage is asked in parallel.
-const sweepsAtOnce = 8
+// sweepsAtOnce is how many Pods' storage is asked in parallel. What they share says
+// how often it is asked at once itself; this is for what they do not share, the
+// processes of buckets, each of which may take its time.
+const sweepsAtOnce = 32
+
+// sweepBound is how long a sweep asks storage. What had no turn until then stays what
+// it was said to be, and the next sweep asks in another order.
+const sweepBound = SweepInterval
 
 // Start reads the journal and the mount table and finds out what still stands.
 // It changes nothing on the node: that is for the passes, which the caller asks
@@ -106,11 +114,13 @@ func (a *Agent) Sweep(ctx context.Context) error {
 		return err
 	}
 	table := a.table()
+	asking, cancel := context.WithTimeout(ctx, sweepBound)
+	defer cancel()
 	var group errgroup.Group
 	group.SetLimit(sweepsAtOnce)
 	for uid, s := range a.states() {
 		group.Go(func() error {
-			a.sweepPod(ctx, s, table, before[uid])
+			a.sweepPod(ctx, asking, s, table, before[uid])
 			a.API.Enqueue(uid)
 			return nil
 		})
@@ -120,7 +130,7 @@ func (a *Agent) Sweep(ctx context.Context) error {
 	return group.Wait()
 }
 
-func (a *Agent) sweepPod(ctx context.Context, s *podState, table []mnt.Mount, passes int) {
+func (a *Agent) sweepPod(ctx, asking context.Context, s *podState, table []mnt.Mount, passes int) {
 	if !s.mu.TryLock() {
 		return // a pass is under way; the next sweep will see
 	}
@@ -131,7 +141,7 @@ func (a *Agent) sweepPod(ctx context.Context, s *podState, table []mnt.Mount, pa
 	if !outdated {
 		a.adopt(ctx, s, table)
 	}
-	a.askStorage(ctx, s)
+	a.askStorage(asking, s)
 }
 
 func (a *Agent) passCounts() map[string]int {
@@ -154,7 +164,11 @@ func (a *Agent) adopt(ctx context.Context, s *podState, table []mnt.Mount) {
 			return "", false
 		}
 		defer tree.Close()
-		now := a.current(ctx, tree, target, rec)
+		e := journal.Entry{Target: target, Record: &rec}
+		if known := was.Find(target); known != nil {
+			e.Identity = known.Identity
+		}
+		now := a.current(ctx, tree, e)
 		return now.Root, now.Root != rec.Root
 	})
 	a.reserve(s, len(s.j.Mounts))
@@ -171,7 +185,9 @@ func (a *Agent) adopt(ctx context.Context, s *podState, table []mnt.Mount) {
 
 // askStorage finds the mounts whose storage has stopped answering. They are
 // left standing: an error says that something is wrong, an empty folder does
-// not.
+// not. All are asked at once, so that it takes as long as one, or twice as long where
+// many share a storage and wait for their turn. What could not be asked stays what it
+// was said to be.
 func (a *Agent) askStorage(ctx context.Context, s *podState) {
 	tree, err := a.pods.Open(s.j.UID)
 	if err != nil {
@@ -183,25 +199,35 @@ func (a *Agent) askStorage(ctx context.Context, s *podState) {
 		return e == nil || e.State != journal.Mounted
 	})
 	var mu sync.Mutex
-	var group errgroup.Group
-	group.SetLimit(sweepsAtOnce)
+	var group sync.WaitGroup
 	for _, e := range s.j.Mounts {
 		d, ok := a.by[e.Delivery()]
 		if !ok || e.State != journal.Mounted {
 			continue
 		}
-		group.Go(func() error {
-			err := d.Alive(ctx, tree, e.Target)
+		group.Go(func() {
+			err := d.Alive(ctx, tree, e.Target, a.storageOf(e)...)
+			if errors.Is(err, deadline.ErrNoTurn) || err != nil && ctx.Err() != nil {
+				return
+			}
 			mu.Lock()
 			defer mu.Unlock()
-			if ctx.Err() != nil {
-				err = nil // it was not asked
-			}
 			s.noteDead(e.Target, err)
-			return nil
 		})
 	}
-	_ = group.Wait() // the functions return nil: what they find is in s.dead
+	group.Wait()
+}
+
+// storageOf is what a standing mount shares with others, and hangs together with them.
+// A bucket shares nothing: its process is its filesystem.
+func (*Agent) storageOf(e journal.Entry) []deadline.Key {
+	switch {
+	case e.Delivery() == grant.DeliveryProcess || e.Record == nil:
+		return nil
+	case e.Delivery() == grant.DeliveryFilesystem:
+		return delivery.Server(e.Identity.Source)
+	}
+	return []deadline.Key{proof.Filesystem(e.Record.Dev)}
 }
 
 // examine reads the mount table and finds out whether this node can mount.
@@ -254,11 +280,8 @@ func (a *Agent) findFault(ctx context.Context, table []mnt.Mount) string {
 	return ""
 }
 
-// Per filesystem and per source, how many threads may hang.
-const (
-	threadsPerFilesystem = 16
-	threadsPerSource     = 1
-)
+// threadsPerSource is how many threads may hang per source.
+const threadsPerSource = 1
 
 // Keys are what a thread that hangs at path is charged to: the source, so that
 // trying again costs nothing more, and the filesystem it lies on, so that one
@@ -270,7 +293,7 @@ func (a *Agent) Keys(p string) []deadline.Key {
 	fsys, _ := mnt.Covering(claimed, p)
 	return []deadline.Key{
 		{Name: "source:" + p, Limit: threadsPerSource},
-		{Name: "filesystem:" + fsys.Dev.String(), Limit: threadsPerFilesystem},
+		proof.Filesystem(fsys.Dev),
 	}
 }
 

@@ -4,20 +4,24 @@
 // thread in the kernel, and nothing can take it back. Such a call runs on a
 // thread that may be lost; when the bound has passed, the caller goes on
 // without it. Lost threads are budgeted, so that one dead filesystem costs a
-// few threads and not the node.
+// few threads and a few bounds, and not the node.
 package deadline
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 )
 
 // ErrHung says that the storage did not answer within the bound, or was not
-// asked because too many earlier calls to it have not come back.
+// asked because earlier calls to it have not come back.
 var ErrHung = errors.New("the storage does not answer")
+
+// ErrNoTurn is ErrHung for a call that was not made, where nobody has found that
+// the storage hangs: earlier calls take their time, or too many are lost in some
+// places of it. It says nothing of the place that was to be asked.
+var ErrNoTurn = fmt.Errorf("%w: earlier calls have not come back", ErrHung)
 
 // Key is something that calls hang on, and how many may be lost to it before it
 // is called hung without being asked. Calls that are under way and still in
@@ -25,64 +29,36 @@ var ErrHung = errors.New("the storage does not answer")
 type Key struct {
 	Name  string
 	Limit int
+	// AtOnce, where it is not 0, says that the key is one storage with many places:
+	// a filesystem, or a server. That many calls are under way at once, the others
+	// wait for their turn, and no call overshoots the limit. When one is lost, and
+	// none was answered since it began, the storage has been found hung: who waits is
+	// told so at once, and who comes as well, except for a single call every Pause,
+	// until that is answered or a lost one comes back. Of the keys of a call one can be
+	// such a storage. AtOnce is less than Limit, which leaves room for the single calls.
+	AtOnce int
+	// Kept says that the call may be answered without the storage, by what the kernel
+	// keeps of it: it ends no finding.
+	Kept bool
 }
 
-// Budget counts the lost calls, by key. The zero value is ready.
-type Budget struct {
-	mu    sync.Mutex
-	lost  map[string]int
-	total int
-}
-
-// Lost is how many calls have outlived their bound and not come back yet.
-func (b *Budget) Lost() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.total
-}
-
-// LostTo is how many of them are charged to the key with this name.
-func (b *Budget) LostTo(name string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.lost[name]
-}
-
-func (b *Budget) check(keys []Key) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, k := range keys {
-		if n := b.lost[k.Name]; n >= k.Limit {
-			return fmt.Errorf("%w: %d earlier calls have not come back", ErrHung, n)
-		}
-	}
-	return nil
-}
-
-// count adds one lost call (1) or takes one back (-1).
-func (b *Budget) count(keys []Key, n int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.lost == nil {
-		b.lost = make(map[string]int)
-	}
-	b.total += n
-	for _, k := range keys {
-		if b.lost[k.Name] += n; b.lost[k.Name] == 0 {
-			delete(b.lost, k.Name)
-		}
-	}
-}
+// Pause is how long a storage that was found hung is left alone before one call is
+// let through again. It is longer than a pass waits, so that no pass that found it
+// hung is the next to ask.
+const Pause = 10 * time.Second
 
 // Do runs call on a goroutine of its own and waits for it at most for bound, or
-// until ctx ends. When call comes back too late its value goes to discard,
-// which releases what it holds; discard may be nil.
+// until ctx ends. Before, where a key asks for that, it waits for its turn, half as long
+// again at most.
+// When call comes back too late its value goes to discard, which releases what it
+// holds; discard may be nil.
 func Do[T any](ctx context.Context, b *Budget, bound time.Duration, call func() (T, error), discard func(T), keys ...Key) (T, error) {
-	if err := b.check(keys); err != nil {
+	t, err := b.enter(ctx, bound, keys)
+	if err != nil {
 		var none T
 		return none, err
 	}
-	return run(ctx, b, bound, call, discard, keys)
+	return run(ctx, b, bound, call, discard, t)
 }
 
 // Lent is what calls are given a copy of: a descriptor.
@@ -96,20 +72,22 @@ type Lent[D any] interface {
 // late: a number that was closed and used again would lead it elsewhere.
 func On[T any, D Lent[D]](ctx context.Context, b *Budget, bound time.Duration, on D, call func(D) (T, error), keys ...Key) (T, error) {
 	var none T
-	if err := b.check(keys); err != nil {
+	t, err := b.enter(ctx, bound, keys)
+	if err != nil {
 		return none, err
 	}
 	own, err := on.Dup()
 	if err != nil {
+		b.unused(t)
 		return none, err
 	}
 	return run(ctx, b, bound, func() (T, error) {
 		defer own.Close()
 		return call(own)
-	}, nil, keys)
+	}, nil, t)
 }
 
-func run[T any](ctx context.Context, b *Budget, bound time.Duration, call func() (T, error), discard func(T), keys []Key) (T, error) {
+func run[T any](ctx context.Context, b *Budget, bound time.Duration, call func() (T, error), discard func(T), t ticket) (T, error) {
 	var none T
 	type result struct {
 		value T
@@ -125,16 +103,18 @@ func run[T any](ctx context.Context, b *Budget, bound time.Duration, call func()
 	var late error
 	select {
 	case r := <-done:
+		b.answered(t)
 		return r.value, r.err
 	case <-timer.C:
 		late = fmt.Errorf("%w within %s", ErrHung, bound)
 	case <-ctx.Done():
 		late = ctx.Err()
 	}
-	b.count(keys, 1)
+	hung := errors.Is(late, ErrHung)
+	b.lose(t, hung)
 	go func() {
 		r := <-done
-		b.count(keys, -1)
+		b.comeBack(t, hung)
 		if r.err == nil && discard != nil {
 			discard(r.value)
 		}

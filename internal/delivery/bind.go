@@ -46,7 +46,7 @@ func (b *Bind) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount, _ C
 	if err != nil {
 		return mnt.Record{}, err
 	}
-	return rec, b.Proof.Answers(ctx, tree, m.Target(), &rec)
+	return rec, b.Proof.Answers(ctx, tree, m.Target(), &rec, proof.Filesystem(rec.Dev))
 }
 
 // source resolves m beneath the claim, and has its storage answer.
@@ -180,6 +180,6 @@ func stands(table mnt.Table, tree *beneath.Dir, target string) bool {
 }
 
 // Alive implements Delivery.
-func (b *Bind) Alive(ctx context.Context, tree *beneath.Dir, target string) error {
-	return b.Proof.Answers(ctx, tree, target, nil)
+func (b *Bind) Alive(ctx context.Context, tree *beneath.Dir, target string, on ...deadline.Key) error {
+	return b.Proof.Answers(ctx, tree, target, nil, on...)
 }

@@ -40,8 +40,9 @@ type Delivery interface {
 	// something can.
 	Usable(ctx context.Context) error
 
-	// Alive asks the storage of a standing mount whether it still answers.
-	Alive(ctx context.Context, tree *beneath.Dir, target string) error
+	// Alive asks the storage of a standing mount whether it still answers. on is what
+	// it shares with other mounts, which a thread that hangs is charged to.
+	Alive(ctx context.Context, tree *beneath.Dir, target string, on ...deadline.Key) error
 }
 
 // Credential is the Secret that a grant names, as it was read for this try. The

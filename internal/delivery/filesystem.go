@@ -44,11 +44,29 @@ type Filesystem struct {
 var _ Delivery = (*Filesystem)(nil)
 
 const (
-	// threadsPerServer is how many threads one server may cost while it hangs: each
-	// comes back after the soft timeout at the latest.
-	threadsPerServer = 4
+	// threadsPerServer is how many threads one server may cost while it hangs, and
+	// callsPerServer how many it may cost at once: each comes back after the soft timeout
+	// at the latest. Both for what is mounted, and again for what is being mounted.
+	threadsPerServer = 6
+	callsPerServer   = 4
 	threadsPerExport = 1
 )
+
+// Server is what a thread is charged to that hangs in a standing mount of an export: all
+// that is mounted of the server hangs with it. What is being mounted has a budget of its
+// own: it asks more of the server, its portmapper for one, and that this is silent says
+// nothing of what stands.
+func Server(source string) []deadline.Key {
+	export, err := parseExport(source)
+	if err != nil {
+		return nil
+	}
+	return []deadline.Key{export.key("server:")}
+}
+
+func (e export) key(of string) deadline.Key {
+	return deadline.Key{Name: of + e.host, Limit: threadsPerServer, AtOnce: callsPerServer}
+}
 
 // Deliver implements Delivery. The mount point is made last: a grant that is
 // refused never shows the sandbox an empty folder.
@@ -67,7 +85,7 @@ func (f *Filesystem) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Moun
 		},
 		mnt.Detached.Close,
 		deadline.Key{Name: "export:" + m.Source(), Limit: threadsPerExport},
-		deadline.Key{Name: "server:" + export.host, Limit: threadsPerServer})
+		export.key("mounting:"))
 	if errors.Is(err, deadline.ErrHung) {
 		return mnt.Record{}, &ServerError{Server: export.host, Reason: "accepts connections but does not answer: see whether its NFS service runs", Err: err}
 	}
@@ -95,8 +113,8 @@ func (f *Filesystem) Usable(context.Context) error { return nil }
 // Alive implements Delivery. The attributes of the root are asked of the server
 // itself: what the client has cached, a list of names included, it goes on
 // answering for a minute after the server has gone.
-func (f *Filesystem) Alive(ctx context.Context, tree *beneath.Dir, target string) error {
-	return patient{f.Table, f.Budget, f.Bound}.ask(ctx, "mount:", tree, target, proof.Asks)
+func (f *Filesystem) Alive(ctx context.Context, tree *beneath.Dir, target string, on ...deadline.Key) error {
+	return patient{f.Table, f.Budget, f.Bound}.ask(ctx, "mount:", tree, target, proof.Asks, on...)
 }
 
 // explainFilesystem is Explain for what servers and Secrets are refused by, "" for

@@ -9,6 +9,7 @@ import (
 
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/checkout"
+	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/proof"
@@ -321,7 +322,7 @@ func (d *Materialize) bind(ctx context.Context, tree *beneath.Dir, m plan.Mount,
 	if err != nil {
 		return mnt.Record{}, err
 	}
-	return rec, d.Proof.Answers(ctx, tree, m.Target(), &rec)
+	return rec, d.Proof.Answers(ctx, tree, m.Target(), &rec, proof.Filesystem(rec.Dev))
 }
 
 // Undo implements Delivery.
@@ -346,8 +347,8 @@ func (d *Materialize) Unused(uid, target string) {
 func (d *Materialize) Usable(context.Context) error { return nil }
 
 // Alive implements Delivery.
-func (d *Materialize) Alive(ctx context.Context, tree *beneath.Dir, target string) error {
-	return d.Proof.Answers(ctx, tree, target, nil)
+func (d *Materialize) Alive(ctx context.Context, tree *beneath.Dir, target string, on ...deadline.Key) error {
+	return d.Proof.Answers(ctx, tree, target, nil, on...)
 }
 
 // Renewed implements Renewer: content can always be made anew.

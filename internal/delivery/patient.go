@@ -28,8 +28,8 @@ func (p patient) unmount(ctx context.Context, tree *beneath.Dir, target string, 
 }
 
 // ask puts a question to whoever serves the mount at target. The thread that it hangs
-// is charged to what and the mount.
-func (p patient) ask(ctx context.Context, what string, tree *beneath.Dir, target string, question func(root *beneath.Dir) error) error {
+// is charged to what and the mount, and to what the mount is on.
+func (p patient) ask(ctx context.Context, what string, tree *beneath.Dir, target string, question func(root *beneath.Dir) error, on ...deadline.Key) error {
 	return p.do(ctx, what, tree, target, func(tree *beneath.Dir) error {
 		dir, err := tree.Open(target)
 		if err != nil {
@@ -45,12 +45,13 @@ func (p patient) ask(ctx context.Context, what string, tree *beneath.Dir, target
 			return fmt.Errorf("%s: %w", dir.Path(), proof.ErrNotAMount)
 		}
 		return question(dir)
-	})
+	}, on...)
 }
 
-func (p patient) do(ctx context.Context, what string, tree *beneath.Dir, target string, call func(tree *beneath.Dir) error) error {
+func (p patient) do(ctx context.Context, what string, tree *beneath.Dir, target string, call func(tree *beneath.Dir) error, on ...deadline.Key) error {
+	keys := append([]deadline.Key{{Name: what + tree.Path() + "/" + target, Limit: 1}}, on...)
 	_, err := deadline.On(ctx, p.budget, p.bound, tree, func(tree *beneath.Dir) (struct{}, error) {
 		return struct{}{}, call(tree)
-	}, deadline.Key{Name: what + tree.Path() + "/" + target, Limit: 1})
+	}, keys...)
 	return err
 }

@@ -309,7 +309,8 @@ func (d *Process) Usable(context.Context) error { return nil }
 // Alive implements Delivery. It asks the process, and not what the kernel remembers
 // of its answers, and then through it the server. The two are told apart: a process
 // that hangs is killed when it is revoked, and one that waits for its server is not.
-func (d *Process) Alive(ctx context.Context, tree *beneath.Dir, target string) error {
+// Each process is a filesystem of its own, and shares nothing that could hang.
+func (d *Process) Alive(ctx context.Context, tree *beneath.Dir, target string, _ ...deadline.Key) error {
 	uid, mount := podOf(tree), patient{d.Table, d.Budget, d.Hung}
 	if d.gone(uid, target) {
 		return d.Fault(uid, target)
@@ -318,6 +319,9 @@ func (d *Process) Alive(ctx context.Context, tree *beneath.Dir, target string) e
 	var server error
 	if err == nil {
 		server = mount.ask(ctx, "server:", tree, target, proof.AsksServer)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err() // nobody has waited for the answer
 	}
 	d.asked(uid, target, errors.Is(err, deadline.ErrHung), server)
 	if err != nil && !errors.Is(err, deadline.ErrHung) {

@@ -36,14 +36,27 @@ type Storage struct {
 	PerMount int
 }
 
+// Per filesystem, how many calls may be under way, and how many threads may hang.
+const (
+	callsPerFilesystem   = 16
+	threadsPerFilesystem = 24
+)
+
+// Filesystem is what a thread is charged to that a filesystem hangs, so that one that
+// is dead leaves the others alone, whatever lies on it and whoever asks.
+func Filesystem(dev mnt.Dev) deadline.Key {
+	return deadline.Key{Name: "filesystem:" + dev.String(), Limit: threadsPerFilesystem, AtOnce: callsPerFilesystem}
+}
+
 // Answers opens the mount at target, compares it with the record (where one is
 // given), and reads its directory: a call that reaches the storage, not a
-// cached attribute. Errors: ErrNotAMount, deadline.ErrHung, or the storage's.
-func (s *Storage) Answers(ctx context.Context, tree *beneath.Dir, target string, rec *mnt.Record) error {
-	key := deadline.Key{Name: "mount:" + tree.Path() + "/" + target, Limit: s.PerMount}
+// cached attribute. A thread that hangs is charged to on, too. Errors: ErrNotAMount,
+// deadline.ErrHung, or the storage's.
+func (s *Storage) Answers(ctx context.Context, tree *beneath.Dir, target string, rec *mnt.Record, on ...deadline.Key) error {
+	keys := append([]deadline.Key{{Name: "mount:" + tree.Path() + "/" + target, Limit: s.PerMount}}, on...)
 	_, err := deadline.On(ctx, s.Budget, s.Bound, tree, func(tree *beneath.Dir) (struct{}, error) {
 		return struct{}{}, s.answers(tree, target, rec)
-	}, key)
+	}, keys...)
 	return err
 }
 
