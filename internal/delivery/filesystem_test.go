@@ -275,7 +275,7 @@ func TestAServerThatAcceptsAndNeverAnswersCostsOneThreadAnExportAndAFewInAll(t *
 		for _, export := range strings.Fields("a b c d e f") {
 			m := exported(t, "127.0.0.1:/"+export, grant.ReadWrite)
 			wg.Go(func() {
-				_, err := f.Deliver(t.Context(), b.tree, m)
+				_, err := f.Deliver(t.Context(), b.tree, m, delivery.Credential{})
 				if code, why := delivery.Explain(err); code != grant.CodeMountFailed || !strings.Contains(why, "does not answer") {
 					t.Errorf("%s: %s %q", m.Source(), code, why)
 				}
