@@ -1,5 +1,7 @@
 package grant
 
+import "slices"
+
 // Code says why a grant, or a whole set, was not mounted. Codes are part of the
 // contract: a writer may act on them, so none changes its meaning.
 type Code string
@@ -25,6 +27,17 @@ type CodeInfo struct {
 	Code    Code
 	Meaning string // one sentence: what happened
 	Remedy  string // one sentence: what to do
+	Passes  bool   // nothing is wrong: it takes its time, and the agent answers again by itself
+}
+
+// Passes tells whether an answer with this code is not the last word: nothing is
+// wrong, and nobody has to do anything. It is false for every other code, also where
+// the agent goes on trying: what has gone wrong may stay so. A code that is not in
+// the table does not pass.
+func (c Code) Passes() bool {
+	table := Codes()
+	i := slices.IndexFunc(table, func(info CodeInfo) bool { return info.Code == c })
+	return i >= 0 && table[i].Passes
 }
 
 // Codes returns the code table: every code, each once. The caller owns the
@@ -32,64 +45,65 @@ type CodeInfo struct {
 func Codes() []CodeInfo {
 	return []CodeInfo{
 		{
-			CodeUnsupportedKind,
-			"The grant names a kind that this deployment does not serve, or that does not exist.",
-			"Use a kind that the documentation lists as served, and turn its chart value on.",
+			Code:    CodeUnsupportedKind,
+			Meaning: "The grant names a kind that this deployment does not serve, or that does not exist.",
+			Remedy:  "Use a kind that the documentation lists as served, and turn its chart value on.",
 		},
 		{
-			CodeInvalidSource,
-			"The source or the revision does not have the form its kind requires, or it leads out of the claim.",
-			"Correct the source to the form of its kind; a git grant also needs a full commit id.",
+			Code:    CodeInvalidSource,
+			Meaning: "The source or the revision does not have the form its kind requires, or it leads out of the claim.",
+			Remedy:  "Correct the source to the form of its kind; a git grant also needs a full commit id.",
 		},
 		{
-			CodeInvalidTarget,
-			"The target is not a plain folder name.",
-			"Use one path segment of letters, digits, '.', '_' and '-' that starts with a letter, a digit or '_', of at most 127 characters.",
+			Code:    CodeInvalidTarget,
+			Meaning: "The target is not a plain folder name.",
+			Remedy:  "Use one path segment of letters, digits, '.', '_' and '-' that starts with a letter, a digit or '_', of at most 127 characters.",
 		},
 		{
-			CodeSecretRefused,
-			"The Secret named by the grant was not used: its name is not valid, it does not exist, the Pod does not own it, or the agent may not read it.",
-			"Create the Secret in the Pod's namespace with an owner reference to the Pod, and turn nodeMountGateway.credentials on.",
+			Code:    CodeSecretRefused,
+			Meaning: "The Secret named by the grant was not used: its name is not valid, it does not exist, the Pod does not own it, or the agent may not read it.",
+			Remedy:  "Create the Secret in the Pod's namespace with an owner reference to the Pod, and turn nodeMountGateway.credentials on.",
 		},
 		{
-			CodeMountFailed,
-			"The mount was attempted and did not happen, or could not be seen from the container.",
-			"Read the message for the cause the kernel or the server gave; the agent goes on trying.",
+			Code:    CodeMountFailed,
+			Meaning: "The mount was attempted and did not happen, or could not be seen from the container.",
+			Remedy:  "Read the message for the cause the kernel or the server gave; the agent goes on trying.",
 		},
 		{
-			CodeMountDead,
-			"The mount was made, and the filesystem behind it no longer answers.",
-			"Close the files open in it and wait for the agent to start it again; if it stays dead, grant it again.",
+			Code:    CodeMountDead,
+			Meaning: "The mount was made, and the filesystem behind it no longer answers.",
+			Remedy:  "Close the files open in it and wait for the agent to start it again; if it stays dead, grant it again.",
 		},
 		{
-			CodeProcessUnsupported,
-			"The kind needs a filesystem process, and this agent runs none of that kind.",
-			"Turn the kind's chart value on if this release serves the kind, or use one that needs no process.",
+			Code:    CodeProcessUnsupported,
+			Meaning: "The kind needs a filesystem process, and this agent runs none of that kind.",
+			Remedy:  "Turn the kind's chart value on if this release serves the kind, or use one that needs no process.",
 		},
 		{
-			CodeTooManyMounts,
-			"The set is larger than a Pod or its node may hold, so nothing new of it was mounted.",
-			"Grant fewer mounts, or raise nodeMountGateway.maxMountsPerPod or nodeMountGateway.maxMountsPerNode.",
+			Code:    CodeTooManyMounts,
+			Meaning: "The set is larger than a Pod or its node may hold, so nothing new of it was mounted.",
+			Remedy:  "Grant fewer mounts, or raise nodeMountGateway.maxMountsPerPod or nodeMountGateway.maxMountsPerNode.",
 		},
 		{
-			CodeInvalidGrant,
-			"The annotation, or one entry of it, cannot be read; a field that cannot be read is never taken for the weaker choice.",
-			"Write the annotation with the grant package or to the documented format, and remove what is not part of it.",
+			Code:    CodeInvalidGrant,
+			Meaning: "The annotation, or one entry of it, cannot be read; a field that cannot be read is never taken for the weaker choice.",
+			Remedy:  "Write the annotation with the grant package or to the documented format, and remove what is not part of it.",
 		},
 		{
-			CodePodUnsupported,
-			"This Pod or its node cannot receive mounts.",
-			"Read the message for what is missing, and create the Pod from the documented template.",
+			Code:    CodePodUnsupported,
+			Meaning: "This Pod or its node cannot receive mounts.",
+			Remedy:  "Read the message for what is missing, and create the Pod from the documented template.",
 		},
 		{
-			CodeNotReady,
-			"The Pod's volume is not there yet, or the content of this mount is still being fetched.",
-			"Wait, because the agent goes on trying; if it lasts, look at the Pod's events.",
+			Code:    CodeNotReady,
+			Meaning: "The Pod's volume is not there yet, or the content of this mount is still being fetched.",
+			Remedy:  "Wait, because the agent goes on trying; if it lasts, look at the Pod's events.",
+			Passes:  true,
 		},
 		{
-			CodeHeld,
-			"The mount was revoked and taken from the tree, but a process of the Pod still holds it, or it cannot be told whether one does.",
-			"End the process that has a file or its working directory there, or delete the Pod to be certain.",
+			Code:    CodeHeld,
+			Meaning: "The mount was revoked and taken from the tree, but a process of the Pod still holds it, or it cannot be told whether one does.",
+			Remedy:  "End the process that has a file or its working directory there, or delete the Pod to be certain.",
 		},
 	}
 }

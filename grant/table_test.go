@@ -55,6 +55,21 @@ func TestEveryCodeHasOneRowThatExplainsIt(t *testing.T) {
 	}
 }
 
+// A writer that waits through a code that is final waits in vain, and one that does
+// not wait through one that passes takes "not yet" for "no".
+func TestOnlyWhatTakesItsTimePasses(t *testing.T) {
+	for _, row := range Codes() {
+		if want := row.Code == CodeNotReady; row.Passes != want || row.Code.Passes() != want {
+			t.Errorf("%s: the table says that it passes: %v, the code %v, want %v", row.Code, row.Passes, row.Code.Passes(), want)
+		}
+	}
+	for _, unknown := range []Code{"", "NODE_MOUNT_GATEWAY_LATER", "not_ready"} {
+		if unknown.Passes() {
+			t.Errorf("%q passes, and nobody knows what it is", unknown)
+		}
+	}
+}
+
 func TestEveryKindHasOneRowThatDescribesIt(t *testing.T) {
 	constants := declared(t, "kind.go", "Kind")
 	deliveries := map[Delivery]bool{}

@@ -90,7 +90,7 @@ type Asked struct {
 
 // Grant asks for exactly this set; an empty one asks for no mounts. Errors: a
 // [*grant.Refusal] before anything is sent, ErrGone, ErrEnding, that of ctx, or
-// the API's.
+// the API's, a conflict at last where ctx has no deadline.
 func (c *Client) Grant(ctx context.Context, pod Pod, mounts ...grant.Mount) (Asked, error) {
 	text, err := grant.Encode(mounts)
 	if err != nil {
@@ -184,37 +184,60 @@ type edit struct {
 	ends bool
 }
 
+// contested is how long a change is tried whose context has no deadline.
+const contested = time.Minute
+
 // edit changes the annotation of the Pod as it was read, and reads again when
 // somebody else was faster, until ctx ends. One of the writers always wins, so
-// all of them come through.
+// all of them come through; but for those who write in a loop, without reading.
 func (c *Client) edit(ctx context.Context, pod Pod, e edit) (Asked, error) {
+	var lost error // the last conflict
+	began := time.Now()
 	for pause := pauses(); ; {
-		p, err := c.get(ctx, pod)
-		if err != nil {
-			return Asked{}, failed(e.op, pod, err)
-		}
-		pod.UID = p.UID // whoever has the name at the next attempt
-		if ending(p) && !e.ends {
-			return Asked{}, failed(e.op, pod, ErrEnding)
-		}
-		text, err := e.change(annotation(p, c.names.Mounts))
-		if err != nil {
-			return Asked{}, failed(e.op, pod, err)
-		}
-		p, err = c.patch(ctx, p, text)
+		a, err := c.try(ctx, &pod, e)
 		switch {
 		case err == nil:
-			a, _ := c.asked(p)
 			return a, nil
-		case absence.PodSaid(err, pod.Name):
-			return Asked{}, failed(e.op, pod, fmt.Errorf("%w: %w", ErrGone, err))
-		case !apierrors.IsConflict(err):
+		case apierrors.IsConflict(err):
+			lost = err
+		case lost != nil && absence.Unsent(err): // nobody was asked, and time will not be left for it
+		case lost != nil && ctx.Err() != nil: // the conflicts are why it has taken so long
+			return Asked{}, failed(e.op, pod, fmt.Errorf("%w: %w", err, lost))
+		default:
 			return Asked{}, failed(e.op, pod, err)
 		}
+		if _, bounded := ctx.Deadline(); !bounded && time.Since(began) >= contested {
+			return Asked{}, failed(e.op, pod, fmt.Errorf("others changed the Pod before each attempt of %s: %w", contested, lost))
+		}
 		if ended := sleep(ctx, pause.Step()); ended != nil {
-			return Asked{}, failed(e.op, pod, fmt.Errorf("%w: %w", ended, err))
+			return Asked{}, failed(e.op, pod, fmt.Errorf("%w: %w", ended, lost))
 		}
 	}
+}
+
+// try is one attempt. It binds the name to the Pod that it finds.
+func (c *Client) try(ctx context.Context, pod *Pod, e edit) (Asked, error) {
+	p, err := c.get(ctx, *pod)
+	if err != nil {
+		return Asked{}, err
+	}
+	pod.UID = p.UID // whoever has the name at the next attempt
+	if ending(p) && !e.ends {
+		return Asked{}, ErrEnding
+	}
+	text, err := e.change(annotation(p, c.names.Mounts))
+	if err != nil {
+		return Asked{}, err
+	}
+	p, err = c.patch(ctx, p, text)
+	if absence.PodSaid(err, pod.Name) {
+		return Asked{}, fmt.Errorf("%w: %w", ErrGone, err)
+	}
+	if err != nil {
+		return Asked{}, err
+	}
+	a, _ := c.asked(p)
+	return a, nil
 }
 
 // patch writes the annotation, or removes it where text is nil, and removes the

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
@@ -182,8 +183,11 @@ func (a *Agent) tendCheckouts() {
 		return
 	}
 	go func() {
-		a.openCheckouts(a.life)
-		a.contents.Collect(a.life)
+		_ = bug.Guard(a.Log, func() error {
+			a.openCheckouts(a.life)
+			a.contents.Collect(a.life)
+			return nil
+		})
 	}()
 }
 

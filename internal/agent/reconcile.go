@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
@@ -129,7 +130,7 @@ func (a *Agent) watchEnd(s *podState) {
 	s.watched = true
 	uid := s.j.UID
 	go func() {
-		err := a.Processes.WaitEnded(a.life, uid)
+		err := bug.Guard(a.Log, func() error { return a.Processes.WaitEnded(a.life, uid) }, "uid", uid)
 		s.mu.Lock()
 		s.watched = false
 		s.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/plan"
@@ -47,7 +48,9 @@ func (a *Agent) renewed(ctx context.Context, s *podState, mounts []plan.Mount) [
 		}
 		rec := *e.Record
 		wg.Go(func() {
-			if d.Renewed(ctx, m, rec) {
+			again := false
+			_ = bug.Guard(a.Log, func() error { again = d.Renewed(ctx, m, rec); return nil }, "pod", s.j.Ref(), "target", m.Target())
+			if again {
 				mu.Lock()
 				out = append(out, m)
 				mu.Unlock()

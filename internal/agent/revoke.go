@@ -10,6 +10,7 @@ import (
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/journal"
@@ -122,7 +123,11 @@ func (a *Agent) records(ctx context.Context, s *podState, tree *beneath.Dir, tar
 		e := *s.j.Find(t)
 		known := e.Record
 		wg.Go(func() {
-			place, err := a.placeOf(ctx, tree, e)
+			var place mnt.Place
+			err := bug.Guard(a.Log, func() (err error) {
+				place, err = a.placeOf(ctx, tree, e)
+				return err
+			}, "pod", s.j.Ref(), "target", t)
 			switch {
 			case known != nil:
 				records[i].Record = known.Now(place)
@@ -217,7 +222,9 @@ func (a *Agent) undoEach(ctx context.Context, s *podState, tree *beneath.Dir, ta
 			continue
 		}
 		e := *s.j.Find(t)
-		wg.Go(func() { errs[i] = a.undo(ctx, tree, e, how == detach) })
+		wg.Go(func() {
+			errs[i] = bug.Guard(a.Log, func() error { return a.undo(ctx, tree, e, how == detach) }, "pod", s.j.Ref(), "target", t)
+		})
 	}
 	wg.Wait()
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
@@ -248,9 +249,13 @@ func (a *Agent) grantAll(ctx context.Context, s *podState, tree *beneath.Dir, mo
 		go func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			began := a.Clock.Now()
-			rec, with, err := a.deliver(ctx, s, tree, m)
-			results <- delivered{mount: m, record: rec, with: with, err: err, took: a.Clock.Since(began)}
+			began, r := a.Clock.Now(), delivered{mount: m}
+			r.err = bug.Guard(a.Log, func() (err error) {
+				r.record, r.with, err = a.deliver(ctx, s, tree, m)
+				return err
+			}, "pod", s.j.Ref(), "target", m.Target())
+			r.took = a.Clock.Since(began)
+			results <- r
 		}()
 	}
 	var unsaved error

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/facts"
@@ -99,7 +100,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-a.Clock.After(pause):
 		}
-		if err := a.Sweep(ctx); err != nil {
+		if err := bug.Guard(a.Log, func() error { return a.Sweep(ctx) }); err != nil {
 			a.Log.Error("sweep", "error", err)
 		}
 	}
@@ -120,7 +121,7 @@ func (a *Agent) Sweep(ctx context.Context) error {
 	group.SetLimit(sweepsAtOnce)
 	for uid, s := range a.states() {
 		group.Go(func() error {
-			a.sweepPod(ctx, asking, s, table, before[uid])
+			_ = bug.Guard(a.Log, func() error { a.sweepPod(ctx, asking, s, table, before[uid]); return nil }, "uid", uid)
 			a.API.Enqueue(uid)
 			return nil
 		})
@@ -206,7 +207,7 @@ func (a *Agent) askStorage(ctx context.Context, s *podState) {
 			continue
 		}
 		group.Go(func() {
-			err := d.Alive(ctx, tree, e.Target, a.storageOf(e)...)
+			err := bug.Guard(a.Log, func() error { return d.Alive(ctx, tree, e.Target, a.storageOf(e)...) }, "pod", s.j.Ref(), "target", e.Target)
 			if errors.Is(err, deadline.ErrNoTurn) || err != nil && ctx.Err() != nil {
 				return
 			}

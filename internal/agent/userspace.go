@@ -11,6 +11,7 @@ import (
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
@@ -48,7 +49,7 @@ func (a *Agent) recoverUserspace(ctx context.Context) {
 	}
 	a.Log.Warn("the keeper does not answer: filesystem processes wait for it")
 	go func() {
-		for a.userspace.Recover(a.life, a.standingUserspace) != nil {
+		for bug.Guard(a.Log, func() error { return a.userspace.Recover(a.life, a.standingUserspace) }) != nil {
 			select {
 			case <-a.life.Done():
 				return
@@ -80,7 +81,7 @@ func (a *Agent) standingUserspace() []delivery.Standing {
 // tendUserspace ends processes that serve nothing.
 func (a *Agent) tendUserspace() {
 	if a.Keeper != nil {
-		go a.userspace.Tend(a.life)
+		go func() { _ = bug.Guard(a.Log, func() error { a.userspace.Tend(a.life); return nil }) }()
 	}
 }
 
@@ -149,10 +150,17 @@ func (a *Agent) restore(ctx context.Context, s *podState, tree *beneath.Dir, mou
 	var wg sync.WaitGroup
 	for i, m := range mounts {
 		wg.Go(func() {
-			c, err := a.credentialOf(ctx, s, m)
+			var c delivery.Credential
+			err := bug.Guard(a.Log, func() (err error) {
+				c, err = a.credentialOf(ctx, s, m)
+				return err
+			}, "pod", s.j.Ref(), "target", m.Target())
 			if err == nil {
 				var rec mnt.Record
-				rec, err = a.userspace.Restore(ctx, tree, m, c)
+				err = bug.Guard(a.Log, func() (err error) {
+					rec, err = a.userspace.Restore(ctx, tree, m, c)
+					return err
+				}, "pod", s.j.Ref(), "target", m.Target())
 				records[i] = &rec
 			} else {
 				a.userspace.NotRestored(s.j.UID, m.Target(), err)

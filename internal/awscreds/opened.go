@@ -4,11 +4,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
 
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/secret"
 )
 
@@ -40,6 +42,7 @@ type opened struct {
 	secrets Secrets
 	clock   clock.WithTicker
 	tell    func(error)
+	log     *slog.Logger
 
 	ask  chan struct{} // with room for one: somebody waits
 	done <-chan struct{}
@@ -191,12 +194,15 @@ func (o *opened) look(ctx context.Context) {
 	o.began = o.clock.Now()
 	o.mu.Unlock()
 	timed, cancel := context.WithTimeout(ctx, readTimeout)
-	data, err := o.secrets.Current(timed, o.ref, required()...)
-	cancel()
 	found := &known{}
-	if err == nil {
-		found.session, err = Parse(data, o.ref.Name)
-	}
+	err := bug.Guard(o.log, func() error {
+		data, err := o.secrets.Current(timed, o.ref, required()...)
+		if err == nil {
+			found.session, err = Parse(data, o.ref.Name)
+		}
+		return err
+	}, "secret", o.ref.Name)
+	cancel()
 	refused := (*secret.RefusedError)(nil)
 	if errors.As(err, &refused) {
 		found.refused, err = refused, nil

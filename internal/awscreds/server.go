@@ -49,7 +49,7 @@ type Server struct {
 	Secrets Secrets
 	// Clock is the system's where it is nil.
 	Clock clock.WithTicker
-	// Log gets what net/http has to say, at level debug.
+	// Log gets what net/http has to say, at level debug, and bugs.
 	Log *slog.Logger
 	// Lifetime is how far ahead the served Expiration lies at most, see the package's
 	// words; 0 is DefaultLifetime.
@@ -84,7 +84,7 @@ func (s *Server) clock() clock.WithTicker {
 func (s *Server) Open(token string, ref secret.Ref, tell func(error)) (close func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	o := &opened{
-		token: sha256.Sum256([]byte(token)), ref: ref, secrets: s.Secrets, clock: s.clock(), tell: tell,
+		token: sha256.Sum256([]byte(token)), ref: ref, secrets: s.Secrets, clock: s.clock(), tell: tell, log: s.log(),
 		ask: make(chan struct{}, 1), done: ctx.Done(), read: make(chan struct{}),
 	}
 	s.mu.Lock()
@@ -118,19 +118,22 @@ func (s *Server) find(token string) *opened {
 	return s.open[at]
 }
 
+func (s *Server) log() *slog.Logger {
+	if s.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return s.Log
+}
+
 // Serve answers on l until ctx ends, and closes l. It returns nil when ctx has ended.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	log := s.Log
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
 	server := &http.Server{
 		Handler:           http.HandlerFunc(s.handle),
 		MaxHeaderBytes:    maxHeader,
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       headerTimeout,
 		WriteTimeout:      writeTimeout,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(s.log().Handler(), slog.LevelDebug),
 		// OPTIONS * would be answered by net/http itself.
 		DisableGeneralOptionsHandler: true,
 	}

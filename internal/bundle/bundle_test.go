@@ -23,7 +23,7 @@ func TestWhatLooksLikeASecretIsTakenOut(t *testing.T) {
 		"https://ada:CAN@ARY@example.org/x":                "https://(removed)@example.org/x",
 		"get https://s3.example.org/b?X-Amz=CANARY&b=1 ok": "get https://s3.example.org/b?(removed) ok",
 		`url="https://x.org/a?k=CANARY"`:                   `url="https://x.org/a?(removed)"`,
-		"Authorization: Bearer CANARY123456":               "Authorization: (removed) (removed)",
+		"Authorization: Bearer CANARY123456":               "Authorization: (removed)",
 		"authorization Bearer CANARY.123456":               "authorization Bearer (removed)",
 		"password=CANARY rest":                             "password=(removed) rest",
 		"DB_PASSWORD: CANARY":                              "DB_PASSWORD: (removed)",

@@ -80,24 +80,17 @@ func encoded(v string) []string {
 func patterns() []pattern {
 	return []pattern{
 		{regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\z)`), Removed},
-		// user:password@ of a URL, and everything behind its question mark: signed URLs
-		// carry their key there.
+		// user:password@ of a URL, whatever the password has in it, and everything behind
+		// its question mark: signed URLs carry their key there.
+		{regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s"'@<>:]*:[^\s"<>]*@`), "${1}" + Removed + "@"},
 		{regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s"'@<>]*(@[^/\s"'@<>]*)*@`), "${1}" + Removed + "@"},
 		{regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'?<>]*)\?[^\s"'<>]*`), "${1}?" + Removed},
 		{regexp.MustCompile(`(?i)\b(bearer|basic|negotiate)\s+[a-z0-9._~+/=-]{6,}`), "${1} " + Removed},
 		{regexp.MustCompile(`\beyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]*(\.[A-Za-z0-9_-]*)?`), Removed},
 		{regexp.MustCompile(`\b(AKIA|ASIA)[A-Z0-9]{12,}\b`), Removed},
 		{regexp.MustCompile(`\b(gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|sk-|hf_|AIza)[A-Za-z0-9_-]{10,}`), Removed},
-		// name=value and "name": "value", where the name says that it is one.
-		{regexp.MustCompile(`(?i)(` + sensitive + `[\w.-]*["']?\s*[=:]\s*["']?)[^\s"',;&(){}\[\]]+`), "${1}" + Removed},
-		{regexp.MustCompile(`(?i)(--?[\w-]*` + sensitive + `[\w-]*\s+)[^\s"'-][^\s"']*`), "${1}" + Removed},
 	}
 }
-
-// sensitive is part of the name of something that is a secret.
-const sensitive = `(?:passwd|password|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential|session[_-]?key|authorization)`
-
-var sensitiveKey = regexp.MustCompile(`(?i)` + sensitive)
 
 // Text takes secrets out of a text.
 func (r *Redactor) Text(text string) string {
@@ -107,7 +100,7 @@ func (r *Redactor) Text(text string) string {
 	for _, p := range r.patterns {
 		text = p.find.ReplaceAllString(text, p.with)
 	}
-	return text
+	return withoutNamed(text)
 }
 
 // Strict is Text for what is told of the containers that the values are of: it takes
@@ -170,11 +163,24 @@ func (r *Redactor) walk(v any) any {
 		}
 	case map[string]any:
 		for k := range v {
-			if _, text := v[k].(string); text && isSensitive(k) {
-				v[k] = Removed
-				continue
+			if isSensitive(k) {
+				v[k] = withoutTexts(v[k])
 			}
 			v[k] = r.walk(v[k])
+		}
+	}
+	return v
+}
+
+// withoutTexts is a value under the name of a secret: the text, or those of a list. In
+// an object each has a name of its own.
+func withoutTexts(v any) any {
+	switch v := v.(type) {
+	case string:
+		return Removed
+	case []any:
+		for i := range v {
+			v[i] = withoutTexts(v[i])
 		}
 	}
 	return v

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/bug"
 )
 
 // The phases of a clone, in their order.
@@ -215,6 +217,19 @@ func (t *treeMeter) add(line []byte) error {
 	return t.limits.exceeded(t.usage)
 }
 
+// weigh measures the clone, and says why it may not go on.
+func (j *job) weigh(ctx context.Context) error {
+	used, err := measure(j.dir("work"))
+	if err != nil {
+		return nil //nolint:nilerr // a tree that changes while it is walked is measured again soon
+	}
+	j.bytes.Store(used.Bytes)
+	if err := j.store.config.Limits.exceeded(used); err != nil {
+		return err
+	}
+	return j.store.admit(ctx, j)
+}
+
 // watch ends the clone when its folder grows past a limit.
 func (j *job) watch(ctx context.Context) (watched context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -230,16 +245,8 @@ func (j *job) watch(ctx context.Context) (watched context.Context, stop func()) 
 			case <-timer.C:
 			}
 			began := time.Now()
-			// A tree that changes while it is walked is measured again soon.
-			if used, err := measure(j.dir("work")); err == nil {
-				j.bytes.Store(used.Bytes)
-				err := j.store.config.Limits.exceeded(used)
-				if err == nil {
-					err = j.store.admit(ctx, j)
-				}
-				if err != nil {
-					cancel(err)
-				}
+			if err := bug.Guard(j.store.config.Log, func() error { return j.weigh(ctx) }); err != nil {
+				cancel(err)
 			}
 			// Looking costs a tenth of the time at most.
 			timer.Reset(max(200*time.Millisecond, 10*time.Since(began)))

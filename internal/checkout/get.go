@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/datalayer/node-mounts/internal/bug"
 )
 
 // flightKey is what two requests share when they can share the work.
@@ -127,7 +129,11 @@ func (s *Store) join(where remote, r Request) (*flight, error) {
 		ctx, stop := context.WithTimeoutCause(ctx, s.config.Limits.Timeout,
 			fail(Timeout, "the checkout was not complete within "+s.config.Limits.Timeout.String()))
 		defer stop()
-		made, err := s.fly(ctx, f)
+		var made string
+		err := bug.Guard(s.config.Log, func() (err error) {
+			made, err = s.fly(ctx, f)
+			return err
+		})
 		cancel(nil)
 		s.mu.Lock()
 		f.key, f.err = made, err

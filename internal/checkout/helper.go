@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/bug"
 )
 
 // maxQuestion bounds a question and an answer.
@@ -78,8 +80,8 @@ func answer(r remote, c *Credential, used *atomic.Bool) (*answerer, error) {
 			if err != nil || n == 0 {
 				return
 			}
-			reply := answerTo(string(question[:n]), r, c)
-			if reply == "" {
+			reply := ""
+			if bug.Catch(func() error { reply = answerTo(string(question[:n]), r, c); return nil }) != nil || reply == "" {
 				return
 			}
 			used.Store(true)

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/bug"
 )
 
 // signer signs for the ssh of one job. The private key stays in this process: ssh
@@ -95,7 +97,7 @@ func (s *signer) serve() {
 		}
 		if s.ofJob(conn) {
 			// It returns when ssh closes the connection, at the latest with its process.
-			_ = agent.ServeAgent(s.ring, conn)
+			_ = bug.Catch(func() error { return agent.ServeAgent(s.ring, conn) })
 		}
 		_ = conn.Close()
 	}

@@ -3,6 +3,8 @@ package cli_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,7 +17,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
 	"github.com/datalayer/node-mounts/grant"
@@ -49,9 +53,9 @@ func runUntil(ctx context.Context, args ...string) ran {
 	return ran{status, out.String(), errs.String()}
 }
 
-// api serves one Pod that asks for a folder, and calls watched when somebody
-// begins to wait.
-func api(t *testing.T, watched func()) (kubeconfig string) {
+// serve serves one Pod that asks for a folder, through the handler that wrap makes of
+// the API's.
+func serve(t *testing.T, wrap func(http.ResponseWriter, *http.Request, http.Handler)) (kubeconfig string) {
 	t.Helper()
 	names := grant.NamesFor("")
 	text, err := grant.Encode([]grant.Mount{{Source: "x", Target: "x"}})
@@ -61,16 +65,22 @@ func api(t *testing.T, watched func()) (kubeconfig string) {
 	}})
 	must(t, err)
 	handler := kubetest.Handler(client)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Query().Get("watch") != "" {
-			watched()
-		}
-		handler.ServeHTTP(w, r)
-	}))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { wrap(w, r, handler) }))
 	t.Cleanup(server.Close)
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
 	must(t, writeKubeconfig(&rest.Config{Host: server.URL}, "here", kubeconfig))
 	return kubeconfig
+}
+
+// api serves the Pod, and calls watched when somebody begins to wait.
+func api(t *testing.T, watched func()) (kubeconfig string) {
+	t.Helper()
+	return serve(t, func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if r.URL.Query().Get("watch") != "" {
+			watched()
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func TestAWaitThatIsInterruptedSaysSoAndNothingMore(t *testing.T) {
@@ -87,19 +97,11 @@ func TestAWaitThatIsInterruptedSaysSoAndNothingMore(t *testing.T) {
 // and answers none. It fails the test when somebody asks after having given one up.
 func mute(t *testing.T, answered int32) (kubeconfig string) {
 	t.Helper()
-	names := grant.NamesFor("")
-	text, err := grant.Encode([]grant.Mount{{Source: "x", Target: "x"}})
-	must(t, err)
-	client, err := kubetest.NewClient(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Name: "sandbox", Namespace: "here", Annotations: map[string]string{names.Mounts: text},
-	}})
-	must(t, err)
-	handler := kubetest.Handler(client)
 	var asked atomic.Int32
 	var givenUp atomic.Bool
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return serve(t, func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		if asked.Add(1) <= answered {
-			handler.ServeHTTP(w, r)
+			next.ServeHTTP(w, r)
 			return
 		}
 		if givenUp.Load() {
@@ -108,11 +110,7 @@ func mute(t *testing.T, answered int32) (kubeconfig string) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 		givenUp.Store(true)
-	}))
-	t.Cleanup(server.Close)
-	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
-	must(t, writeKubeconfig(&rest.Config{Host: server.URL}, "here", kubeconfig))
-	return kubeconfig
+	})
 }
 
 func TestATimeoutIsForAllThatACommandDoes(t *testing.T) {
@@ -136,6 +134,30 @@ func TestATimeoutIsForAllThatACommandDoes(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// contested serves the Pod of api to which somebody else is always the first to write.
+func contested(t *testing.T) (kubeconfig string) {
+	t.Helper()
+	return serve(t, func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if r.Method != http.MethodPatch {
+			next.ServeHTTP(w, r)
+			return
+		}
+		status := apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "sandbox", errors.New("modified")).Status()
+		status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(int(status.Code))
+		_ = json.NewEncoder(w).Encode(&status)
+	})
+}
+
+func TestAPodThatOthersAlwaysWriteFirstIsSaidToBeThat(t *testing.T) {
+	got := run(t, "grant", "sandbox", "--source", "y", "--target", "y", "--wait", "--timeout", "1s", "--kubeconfig", contested(t))
+	if got.status != 4 || !strings.HasPrefix(got.err, "error: within 1s: grant on Pod here/sandbox: ") || !strings.Contains(got.err, "modified") ||
+		!strings.Contains(got.err, "\nhint: something writes the Pod all the time: ") {
+		t.Errorf("%+v", got)
 	}
 }
 

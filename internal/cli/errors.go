@@ -33,7 +33,7 @@ func ExitStatuses() []ExitStatus {
 		{advice.StatusError, "an error; after a wait: something of that is not so"},
 		{advice.StatusUsage, "the command line cannot be understood"},
 		{advice.StatusChecks, "something that was checked is not as it must be"},
-		{advice.StatusTimeout, "no answer in time"},
+		{advice.StatusTimeout, "no answer in time, or none that is final"},
 	}
 }
 
@@ -97,6 +97,8 @@ func hintOf(err error, name string) string {
 		return "grant on another Pod"
 	case errors.Is(err, operator.ErrSuperseded):
 		return "`node-mounts wait` waits for the set that the Pod asks for now"
+	case apierrors.IsConflict(err):
+		return "something writes the Pod all the time: `kubectl get pod POD -o yaml --show-managed-fields` shows what; try again when it has ended"
 	case apierrors.IsForbidden(err):
 		return forbidden(err)
 	case apierrors.IsUnauthorized(err):

@@ -243,8 +243,12 @@ type standIn struct {
 	api *kube.Controller
 }
 
+// fetching is how long after the first answer there is what was not there by it.
+const fetching = 500 * time.Millisecond
+
 // Reconcile answers what the Pod asks for: a source with "missing" in its name
-// fails, the others are mounted.
+// fails, one with "fetched" is there after a first answer that it is not, the others
+// are mounted.
 func (a standIn) Reconcile(ctx context.Context, uid string) (time.Duration, error) {
 	p, ok := a.api.Pod(uid)
 	if !ok || p.Finished || p.Terminating || p.Grant == nil && p.Ready == nil {
@@ -259,7 +263,13 @@ func (a standIn) Reconcile(ctx context.Context, uid string) (time.Duration, erro
 		st.Failed[key], st.Messages[key] = code, message
 		st.State = grant.StateDegraded
 	}
+	first, again := !answers(p.Ready, set.Hash), time.Duration(0)
 	for _, m := range set.Mounts {
+		if first && strings.Contains(m.Source, "fetched") {
+			fail(m.Target, grant.CodeNotReady, "the repository is being fetched")
+			again = fetching
+			continue
+		}
 		if strings.Contains(m.Source, "missing") {
 			fail(m.Target, grant.CodeMountFailed, "the source does not exist: create it, or grant another one")
 			continue
@@ -279,5 +289,14 @@ func (a standIn) Reconcile(ctx context.Context, uid string) (time.Duration, erro
 	if p.Ready != nil && *p.Ready == text {
 		return 0, nil
 	}
-	return 0, a.api.Answer(ctx, p, &text)
+	return again, a.api.Answer(ctx, p, &text)
+}
+
+// answers tells whether a Pod has an answer to the set.
+func answers(ready *string, hash string) bool {
+	if ready == nil {
+		return false
+	}
+	st, err := grant.DecodeStatus(*ready)
+	return err == nil && st.Hash == hash
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/datalayer/node-mounts/grant"
@@ -35,7 +36,8 @@ func newWait() *cobra.Command {
 		Short: "Wait until the agent has answered what a Pod asks for",
 		Long: `wait takes the set that the Pod asks for when it starts, and waits for the answer
 to exactly that set. It succeeds when everything in it is mounted, and nothing that
-was revoked before is still there.`,
+was revoked before is still there. An answer by which something only takes its time
+(` + shortCode(grant.CodeNotReady) + `) ends no wait: the agent answers again.`,
 		Example: `  node-mounts wait sandbox --timeout 10s`,
 		Args:    takes(1, 1, "a POD"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -102,10 +104,11 @@ func (s *session) unreached(whole, bounded context.Context, pod operator.Pod, ti
 	if !over(whole, bounded, err) {
 		return err
 	}
-	return advice.Late(
-		fmt.Errorf("within %s: %w", timeout, err),
-		"the API server does not answer: when it does, `node-mounts status "+s.mine(pod)+"` tells what the Pod asks for",
-	)
+	err = fmt.Errorf("within %s: %w", timeout, err)
+	if apierrors.IsConflict(err) {
+		return advice.Late(err, "")
+	}
+	return advice.Late(err, "the API server does not answer: when it does, `node-mounts status "+s.mine(pod)+"` tells what the Pod asks for")
 }
 
 // over tells whether an error means that the time of a wait was over.
@@ -131,15 +134,28 @@ func document(a operator.Asked) result {
 	}
 }
 
-// await waits for the answer to the set until ctx ends, and writes it. Its error is
+// answered is the result by an answer.
+func answered(a operator.Asked, st grant.Status) result {
+	doc := document(a)
+	doc.State, doc.Targets = string(st.State), targets(grant.Decode(a.Annotation), &st)
+	return doc
+}
+
+// await waits for the final answer to the set until ctx ends, and writes it. Its error is
 // nil when the answer says that what was wanted is so.
 func (s *session) await(ctx context.Context, cmd *cobra.Command, form output, w wanted) error {
 	out := cmd.OutOrStdout()
 	doc := document(w.asked)
 	glance := s.glance(ctx, w.asked.Pod)
 	asked, st, err := s.follow(ctx, w.asked, w.targets())
-	switch {
-	case over(cmd.Context(), ctx, err):
+	switch late := over(cmd.Context(), ctx, err); {
+	case late && st.State != "":
+		w.asked = asked
+		if err := answered(asked, st).write(out, form); err != nil {
+			return err
+		}
+		return s.unfinished(w, st, err, <-glance)
+	case late:
 		return unanswered(out, form, doc, s.late(asked, w.timeout, err, <-glance))
 	case errors.Is(err, operator.ErrEnding) && w.takes():
 		doc.State = stateEnding
@@ -151,9 +167,7 @@ func (s *session) await(ctx context.Context, cmd *cobra.Command, form output, w 
 		return err
 	}
 	w.asked = asked
-	doc = document(asked)
-	doc.State, doc.Targets = string(st.State), targets(grant.Decode(asked.Annotation), &st)
-	if err := doc.write(out, form); err != nil {
+	if err := answered(asked, st).write(out, form); err != nil {
 		return err
 	}
 	return s.verdict(w, st)
@@ -175,7 +189,7 @@ func unanswered(out io.Writer, form output, doc result, why error) error {
 // them is no concern of who granted these.
 func (s *session) follow(ctx context.Context, asked operator.Asked, mine []string) (operator.Asked, grant.Status, error) {
 	for {
-		st, err := s.operator.Wait(ctx, asked)
+		st, err := s.operator.Wait(ctx, asked, mine...)
 		if !errors.Is(err, operator.ErrSuperseded) || len(mine) == 0 {
 			return asked, st, err
 		}
@@ -247,6 +261,19 @@ func (s *session) late(asked operator.Asked, timeout time.Duration, why error, s
 	}
 	known, hint := s.known(seen.pod)
 	return advice.Late(fmt.Errorf("%w: %s", err, known), hint)
+}
+
+// unfinished says what is missing by the last answer of a wait whose time is over.
+func (s *session) unfinished(w wanted, st grant.Status, why error, seen sighting) error {
+	err := s.verdict(w, st)
+	if err == nil { // what is missing is a flaw too
+		return why
+	}
+	err = fmt.Errorf("after %s %w", w.timeout, err)
+	if seen.err != nil {
+		return advice.Late(fmt.Errorf("%w: %w", err, why), "the API server does not answer: try again when it does")
+	}
+	return advice.Late(err, "the agent goes on: `node-mounts wait "+s.mine(w.asked.Pod)+"` waits for it; if it lasts, `kubectl describe pod "+s.at(w.asked.Pod)+"` shows the Pod's events")
 }
 
 // known says in what state a Pod is that has no answer, and what to look at.

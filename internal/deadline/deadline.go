@@ -12,6 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/datalayer/node-mounts/internal/bug"
 )
 
 // ErrHung says that the storage did not answer within the bound, or was not
@@ -95,8 +97,12 @@ func run[T any](ctx context.Context, b *Budget, bound time.Duration, call func()
 	}
 	done := make(chan result, 1)
 	go func() {
-		v, err := call()
-		done <- result{v, err}
+		var r result
+		r.err = bug.Catch(func() (err error) {
+			r.value, err = call()
+			return err
+		})
+		done <- r
 	}()
 	timer := time.NewTimer(bound)
 	defer timer.Stop()

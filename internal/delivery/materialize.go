@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/datalayer/node-mounts/internal/beneath"
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/checkout"
 	"github.com/datalayer/node-mounts/internal/deadline"
 	"github.com/datalayer/node-mounts/internal/mnt"
@@ -194,7 +195,11 @@ func (d *Materialize) begin(store Checkouts, uid string, m plan.Mount, data secr
 	}
 	go func() {
 		defer cancel()
-		made, err := store.Get(ctx, request)
+		var made *checkout.Checkout
+		err := bug.Catch(func() (err error) {
+			made, err = store.Get(ctx, request)
+			return err
+		})
 		d.mu.Lock()
 		w.made, w.err = made, err
 		close(w.done)

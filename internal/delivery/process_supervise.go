@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/keeper"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
@@ -168,7 +169,7 @@ func (d *Process) watch(p *process, id string, pidfd *os.File) {
 		if err != nil {
 			d.Log.Error("watching a filesystem's process", "use", p.use, "error", err)
 		}
-		why := d.exitOf(p.id)
+		why := bug.Guard(d.Log, func() error { return d.exitOf(p.id) }, "use", p.use)
 		d.mu.Lock()
 		p.exit = why
 		serves := d.running[p.use] == p

@@ -81,6 +81,9 @@ func TestEveryKindAndCodeHasARow(t *testing.T) {
 		if !strings.Contains(codes, "\n| "+code(string(c.Code))+" | ") {
 			t.Errorf("no row for the code %s", c.Code)
 		}
+		if final := map[bool]string{true: "no", false: "yes"}[c.Passes]; !strings.Contains(codes, c.Remedy+" | "+final+" |\n") {
+			t.Errorf("the row of the code %s does not say whether it is final: %s", c.Code, final)
+		}
 	}
 }
 

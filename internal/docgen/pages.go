@@ -68,10 +68,19 @@ func codesPage(codes []grant.CodeInfo) string {
 	fmt.Fprintf(&b, generated, "grant/code.go")
 	b.WriteString("Why something in a mount set is not as it was asked. They appear in the answer's `failed`, by target\n" +
 		"([how to read an answer](../tasks/read-an-answer.md)).\n\n")
-	table(&b, "Code", "What happened", "What to do")
+	table(&b, "Code", "What happened", "What to do", "Final")
 	for _, c := range codes {
-		row(&b, code(string(c.Code)), c.Meaning, c.Remedy)
+		final := "yes"
+		if c.Passes {
+			final = "no"
+		}
+		row(&b, code(string(c.Code)), c.Meaning, c.Remedy, final)
 	}
+	b.WriteString("\nAn answer is final for whoever waits (`node-mounts wait`, `--wait`, `Wait` of the package `operator`) when nothing in it\n" +
+		"has failed, or something has with a code that is final. By a code that is not, nothing is wrong: it takes its time, and\n" +
+		"the agent answers again without being asked. By all the others something is wrong. The agent tries some of them again by\n" +
+		"itself too, as the remedy says, and answers again when that helps; but it may never help, so they end a wait. A code\n" +
+		"that is not in this table, of a newer agent, counts as final.\n")
 	return b.String()
 }
 

@@ -39,7 +39,7 @@ func ParseOperator(text string) (Operator, error) {
 		valid = valid && (optional || len(validation.IsDNS1123Subdomain(p)) == 0)
 	}
 	if !valid {
-		return Operator{}, advice.Usage(fmt.Errorf("--operator %.80q", text), "write NAMESPACE/DEPLOYMENT, or NAMESPACE/DEPLOYMENT/CONTAINER")
+		return Operator{}, advice.Usage(fmt.Errorf("--operator %.80q names no Deployment", text), "write NAMESPACE/DEPLOYMENT, or NAMESPACE/DEPLOYMENT/CONTAINER")
 	}
 	return Operator{parts[0], parts[1], parts[2]}, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agent"
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/plan"
 )
 
@@ -165,14 +165,11 @@ func (c *Controller) next(ctx context.Context, r Reconciler) bool {
 // guarded turns a panic into an error: a bug that one Pod brings out must not
 // take the mounts of the other Pods' users out of care.
 func (c *Controller) guarded(ctx context.Context, r Reconciler, uid string) (after time.Duration, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			// The stack is known only here; the error is logged by the caller.
-			c.cfg.Log.Error("a bug: reconciling a pod panicked", "uid", uid, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-			after, err = 0, fmt.Errorf("kube: reconcile panicked: %v", p)
-		}
-	}()
-	return r.Reconcile(ctx, uid)
+	err = bug.Guard(c.cfg.Log, func() (err error) {
+		after, err = r.Reconcile(ctx, uid)
+		return err
+	}, "uid", uid)
+	return after, err
 }
 
 // Enqueue asks for the Pod to be looked at, soon and once, however often it is

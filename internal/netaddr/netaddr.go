@@ -11,6 +11,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/bug"
 )
 
 // Kind is what an address is for, where it is not for a server.
@@ -132,7 +134,10 @@ func Within(networks []netip.Prefix, a netip.Addr) bool {
 // Own are the addresses of the network namespace of the process or thread at proc, such
 // as "/proc/1". "/proc/thread-self" is this program's.
 func Own(proc string) (all []netip.Prefix, err error) {
-	onItsThread(func() { all, err = ownOf(proc) })
+	err = onItsThread(func() (err error) {
+		all, err = ownOf(proc)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("read the addresses of the network of %s: %w", proc, err)
 	}
@@ -142,19 +147,18 @@ func Own(proc string) (all []netip.Prefix, err error) {
 // onItsThread runs f on a thread that ends with it, so that no other goroutine ever runs
 // in the namespace that f enters. The first thread does not end, and is what others see
 // in /proc of the process: it is not taken.
-func onItsThread(f func()) {
-	done := make(chan struct{})
+func onItsThread(f func() error) error {
+	done := make(chan error, 1)
 	go func() {
-		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() != unix.Getpid() {
-			f()
+			done <- bug.Catch(f)
 			return
 		}
-		onItsThread(f)
+		done <- onItsThread(f)
 		runtime.UnlockOSThread()
 	}()
-	<-done
+	return <-done
 }
 
 // virtual is the interface that has the address of every Service where kube-proxy works

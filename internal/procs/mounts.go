@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/mnt"
 )
 
@@ -70,7 +71,7 @@ func onLostThread(call func() error) error {
 			answer <- onLostThread(call)
 			return
 		}
-		answer <- call()
+		answer <- bug.Catch(call)
 	}()
 	return <-answer
 }

@@ -7,6 +7,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/bug"
 )
 
 // scan is one pass over every process of the node. Its fields are read once
@@ -37,7 +39,9 @@ func (f *Finder) join() *scan {
 
 // run makes the scan, and starts the one that was asked for meanwhile.
 func (f *Finder) run(s *scan) {
-	s.read(f.dir)
+	if err := bug.Catch(func() error { s.read(f.dir); return nil }); err != nil {
+		s.err = err
+	}
 	f.mu.Lock()
 	// Replaced whole: nothing is kept of a Pod that this scan has not seen.
 	f.last = s

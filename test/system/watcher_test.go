@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"runtime"
 	"slices"
 	"strings"
@@ -38,7 +39,7 @@ func watchCalls(w *tracer) error {
 	if err != nil {
 		return err
 	}
-	listener, err := notifyOf(append(numbers(watchedCalls()), unix.SYS_OPENAT))
+	listener, err := notifyOf(append(numbers(watchedCalls()), unix.SYS_OPENAT, unix.SYS_OPENAT2))
 	if err != nil {
 		return fmt.Errorf("watching system calls: %w", err)
 	}
@@ -138,14 +139,14 @@ func tellOf(n notification, memory *os.File, w *tracer) error {
 	if name, watched := watchedCalls()[uintptr(n.Nr)]; watched {
 		return w.around(name, func() error { return nil })
 	}
-	var path [256]byte
-	size, err := unix.Pread(int(memory.Fd()), path[:], int64(n.Args[1]))
+	var text [256]byte
+	size, err := unix.Pread(int(memory.Fd()), text[:], int64(n.Args[1]))
 	if err != nil && !errors.Is(err, unix.EIO) {
 		return err
 	}
-	name, _, _ := strings.Cut(string(path[:size]), "\x00")
-	switch {
-	case !strings.HasSuffix(name, "mountinfo") && !strings.HasSuffix(name, "/mounts"):
+	name, _, _ := strings.Cut(string(text[:size]), "\x00")
+	switch file := path.Base(name); {
+	case file != "mountinfo" && file != "mounts" && file != "mountstats":
 		return nil
 	case name == "/proc/self/mountinfo", name == "/proc/1/mountinfo", name == "/proc/mounts", name == "/proc/self/mounts":
 		return w.around(wholeTable, func() error { return nil })
