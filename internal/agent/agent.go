@@ -87,6 +87,8 @@ type Journal interface {
 	Load() ([]journal.Pod, error)
 	Read() ([]journal.Pod, error)
 	Save(p *journal.Pod) error
+	// Try tells whether records can be written now.
+	Try() error
 	Remove(uid string) error
 	Sign(word string) error
 	Signature() (string, error)
@@ -157,10 +159,18 @@ type Agent struct {
 type podState struct {
 	mu sync.Mutex
 	j  journal.Pod
+	// unsaved: j is not what the journal has.
+	unsaved bool
 
 	// asked is the annotation that is being answered, since when.
 	asked string
 	since time.Time
+	// answeredIn is the version of the Pod that has the answer to it, or that it was
+	// written to; "" where it has none yet.
+	answeredIn string
+	// counted: how long it took until all was there is measured, or never will be. It is
+	// set by the pass that sees the answer, without which no other answer follows.
+	counted bool
 	// failures are grants that failed, and when each is tried again.
 	failures map[string]failure
 	// underway are grants whose content is being made.
@@ -244,12 +254,6 @@ func (a *Agent) forget(uid string) {
 	defer a.mu.Unlock()
 	delete(a.known, uid)
 	a.count()
-}
-
-// save writes the Pod's record.
-func (a *Agent) save(s *podState) error {
-	s.j.BootID = a.BootID
-	return a.store.Save(&s.j)
 }
 
 // reserve counts n mounts for the Pod in the node's cap, and returns how many the

@@ -65,6 +65,7 @@ func (a *Agent) reply(ctx context.Context, s *podState, p plan.Pod, st grant.Sta
 	case err != nil:
 		return err
 	}
+	s.answeredIn = p.ResourceVersion
 	a.tell(p, st)
 	for target, code := range st.Failed {
 		// A target that is not ready is under way; a whole set that is not waits for kubelet
@@ -73,11 +74,36 @@ func (a *Agent) reply(ctx context.Context, s *podState, p plan.Pod, st grant.Sta
 			a.Metrics.Failed(code)
 		}
 	}
-	if st.State == grant.StateReady {
+	if st.State == grant.StateReady && !s.counted {
 		a.Metrics.Ready(a.Clock.Since(s.since))
 	}
 	a.Log.Info("answered", "pod", s.j.Ref(), "hash", st.Hash, "state", st.State, "mounted", len(st.Mounted), "failed", st.Failed)
 	return nil
+}
+
+// heed notes since when the Pod asks for what it does. A set is asked for anew by
+// whoever changes it, and by whoever removes the answer to it or puts that of another
+// in its place. An answer that is not there yet is not asked for again by each of the
+// Pod's versions that lack it, nor is one that the watch has not brought back.
+func (s *podState) heed(p plan.Pod, now time.Time) {
+	state, answered := answerTo(p.Ready, grant.Decode(*p.Grant).Hash)
+	again := !answered && s.answeredIn != "" && s.answeredIn != p.ResourceVersion
+	if s.since.IsZero() || s.asked != *p.Grant || again {
+		// Nobody knows any more since when an answer was waited for that is there.
+		s.asked, s.since, s.answeredIn, s.counted = *p.Grant, now, "", answered
+	}
+	if answered {
+		s.answeredIn, s.counted = p.ResourceVersion, s.counted || state == grant.StateReady
+	}
+}
+
+// answerTo is the state that the Pod's answer to this set has, where it has one.
+func answerTo(ready *string, hash string) (state grant.State, ok bool) {
+	if ready == nil {
+		return "", false
+	}
+	st, err := grant.DecodeStatus(*ready)
+	return st.State, err == nil && st.Hash == hash
 }
 
 // retract removes the answer of a Pod that no longer has mounts.

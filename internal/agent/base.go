@@ -116,9 +116,7 @@ func (a *Agent) tree(ctx context.Context, s *podState) (*beneath.Dir, error) {
 		return nil, err
 	}
 	s.j.Tree.Record = &rec
-	if err := a.save(s); err != nil {
-		return nil, err
-	}
+	a.note(s) // it is written again before anything is made of the tree
 	return a.knownTree(ctx, s)
 }
 
@@ -150,7 +148,8 @@ func (a *Agent) treeLost(ctx context.Context, s *podState) error {
 	}
 	s.j.Tree, s.j.Mounts = nil, nil
 	clear(s.seen)
-	return errors.Join(errTreeLost, a.save(s))
+	a.note(s)
+	return errTreeLost
 }
 
 // publish attaches the tree on the volume, unless it is there already.
@@ -182,7 +181,8 @@ func (a *Agent) publish(ctx context.Context, s *podState, tree, volume *beneath.
 		return err
 	}
 	s.j.Publication.Record = &rec
-	return a.save(s)
+	a.note(s)
+	return nil
 }
 
 // isPublication recognises the Pod's publication: the root of its tree's own
@@ -197,7 +197,7 @@ func (a *Agent) isPublication(s *podState, at mnt.Place) bool {
 // must stay visible, as a Pod that does not go.
 func (a *Agent) removeBase(ctx context.Context, s *podState) error {
 	if s.j.Tree == nil && len(s.j.Stale) == 0 {
-		return a.pods.Rmdir(s.j.UID)
+		return a.removeFolder(s)
 	}
 	err := a.unpublish(ctx, s)
 	if errors.Is(err, mnt.ErrBusy) && a.takeCopies(ctx, s) {
@@ -210,12 +210,13 @@ func (a *Agent) removeBase(ctx context.Context, s *podState) error {
 	if err != nil && !errors.Is(err, mnt.ErrNotMounted) {
 		return err
 	}
-	if err := a.pods.Rmdir(s.j.UID); err != nil {
+	if err := a.removeFolder(s); err != nil {
 		return err
 	}
 	s.j.Tree = nil
 	clear(s.seen)
-	return a.save(s)
+	a.note(s)
+	return nil
 }
 
 // maxStacked bounds how many publications are taken off one volume. There is

@@ -94,22 +94,13 @@ func (a *Agent) tellUnderway(s *podState, p plan.Pod) {
 // content to the end, which has a limit of its own: an answer that says "not yet"
 // would only be taken for one that says no.
 func (a *Agent) awaitContent(s *podState, p plan.Pod, hash string, failed outcome) time.Duration {
-	if len(s.underway) == 0 || overstates(p.Ready, hash, &s.j) || answers(p.Ready, hash) {
+	if _, answered := answerTo(p.Ready, hash); answered || len(s.underway) == 0 || overstates(p.Ready, hash, &s.j) {
 		return 0
 	}
 	if len(s.j.Mounts)+len(s.j.Held)+len(failed)+len(s.failures)+len(s.dead) == 0 {
 		return lastRetry
 	}
 	return max(0, contentPatience-a.Clock.Since(s.since))
-}
-
-// answers tells whether the Pod has an answer to this set.
-func answers(ready *string, hash string) bool {
-	if ready == nil {
-		return false
-	}
-	st, err := grant.DecodeStatus(*ready)
-	return err == nil && st.Hash == hash
 }
 
 // addUnderway reports what is not there yet. It says no numbers: each would be another

@@ -192,7 +192,7 @@ func (a *Agent) sign() error {
 	if err != nil {
 		return err
 	}
-	return a.store.Sign(ns)
+	return a.unwritable(a.store.Sign(ns))
 }
 
 const pidNamespace = "/proc/self/ns/pid"

@@ -114,7 +114,8 @@ func (a *Agent) findHidden(s *podState, views []proof.View, failed outcome) (map
 	if !first {
 		return hidden, nil
 	}
-	return hidden, a.save(s)
+	a.note(s)
+	return hidden, nil
 }
 
 // dropSeen forgets containers that are no longer there. That a mount was proven

@@ -45,6 +45,9 @@ func (a *Agent) Reconcile(ctx context.Context, uid string) (time.Duration, error
 	if found {
 		s.j.Namespace, s.j.Name = p.Namespace, p.Name
 	}
+	if s.unsaved {
+		a.note(s)
+	}
 	again, err := a.phase(ctx, s, p, found)
 	if errors.Is(err, ErrConflict) {
 		return afterConflict, nil
@@ -174,7 +177,9 @@ func (a *Agent) release(ctx context.Context, s *podState, p plan.Pod, lives bool
 		}
 	}
 	if err := a.store.Remove(s.j.UID); err != nil {
-		return 0, err
+		// A record of what is there no longer is in nobody's way.
+		_ = a.unwritable(err)
+		return lastRetry, nil
 	}
 	a.forget(s.j.UID)
 	return 0, nil

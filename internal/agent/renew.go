@@ -27,6 +27,9 @@ func (a *Agent) renew(ctx context.Context, s *podState, p plan.Pod, tree *beneat
 	for _, m := range renewed {
 		targets = append(targets, m.Target())
 	}
+	if a.save(s) != nil {
+		return nil // they could be taken away, and not made: one that is dead says why
+	}
 	a.Log.Info("the storage of dead mounts is back: they are made anew", "pod", s.j.Ref(), "targets", targets)
 	if err := a.revokeAll(ctx, s, p, targets); err != nil {
 		return err

@@ -20,7 +20,8 @@ import (
 
 // revokeAll takes the mounts at targets away, in parallel, and records which of
 // them a process of the Pod still has. What could not be taken away stays in
-// the journal and is returned as an error.
+// the journal and is returned as an error. Whether the journal can be written does not
+// matter: see note.
 func (a *Agent) revokeAll(ctx context.Context, s *podState, p plan.Pod, targets []string) error {
 	if len(targets) == 0 {
 		return nil
@@ -34,7 +35,8 @@ func (a *Agent) revokeAll(ctx context.Context, s *podState, p plan.Pod, targets 
 	if errors.Is(err, fs.ErrNotExist) {
 		// No tree: nothing can stand in it.
 		s.j.Mounts = slices.DeleteFunc(s.j.Mounts, func(e journal.Entry) bool { return slices.Contains(targets, e.Target) })
-		return a.save(s)
+		a.note(s)
+		return nil
 	}
 	if err != nil {
 		return err
@@ -54,14 +56,14 @@ func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *b
 		}
 	}
 	// Before the mounts go, in the journal: an agent that is killed in between
-	// would not know any more what to look for.
+	// would not know any more what to look for. Where the journal takes no record they
+	// go all the same: a full disk must not leave a sandbox a folder that it has no
+	// right to any more, nor keep kubelet from the Pod that it evicts to free the disk.
 	before := slices.DeleteFunc(s.j.Held, func(h journal.Held) bool {
 		return slices.ContainsFunc(taken, func(t journal.Held) bool { return t.Target == h.Target && t.Record == h.Record })
 	})
 	s.j.Held = slices.Concat(before, taken)
-	if err := a.save(s); err != nil {
-		return err
-	}
+	a.note(s)
 	of := s.deliveries()
 	errs := a.undoAll(ctx, s, p, tree, targets, taken)
 	taken = slices.DeleteFunc(taken, func(h journal.Held) bool { return s.j.Find(h.Target) != nil })
@@ -79,7 +81,8 @@ func (a *Agent) revokeFrom(ctx context.Context, s *podState, p plan.Pod, tree *b
 		a.Events.Event(p, true, ReasonHeld, fmt.Sprintf("%s was revoked, but %s", taken[i].Target, f.why))
 		a.Log.Error("mount is held", "pod", s.j.Ref(), "target", taken[i].Target, "why", f.why)
 	}
-	return errors.Join(append(errs, a.save(s))...)
+	a.note(s)
+	return errors.Join(errs...)
 }
 
 // severed counts the mounts that were severed as revoked, and returns the others.
@@ -179,9 +182,7 @@ func (a *Agent) undoAll(ctx context.Context, s *podState, p plan.Pod, tree *bene
 	a.undoEach(ctx, s, tree, targets, errs, always)
 	if slices.ContainsFunc(errs, isBusy) {
 		// Before they go: it is never as plain again who has them.
-		if err := a.judgeBusy(ctx, s, p, tree, targets, errs, taken); err != nil {
-			return append(errs, err)
-		}
+		a.judgeBusy(ctx, s, p, tree, targets, errs, taken)
 		a.undoEach(ctx, s, tree, targets, errs, detach)
 	}
 	for i, t := range targets {
@@ -231,7 +232,7 @@ func (a *Agent) undoEach(ctx context.Context, s *podState, tree *beneath.Dir, ta
 
 // judgeBusy records who has the busy mounts, or that nobody is seen to have one. In
 // the journal before they go, too: no later look can tell.
-func (a *Agent) judgeBusy(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string, errs []error, taken []journal.Held) error {
+func (a *Agent) judgeBusy(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string, errs []error, taken []journal.Held) {
 	var of []int
 	var busy []journal.Held
 	for i, h := range taken {
@@ -261,7 +262,7 @@ func (a *Agent) judgeBusy(ctx context.Context, s *podState, p plan.Pod, tree *be
 			}
 		}
 	}
-	return a.save(s)
+	a.note(s)
 }
 
 // undoBound is how long a delivery may take to undo a mount.
@@ -302,7 +303,5 @@ func (a *Agent) recheckHeld(ctx context.Context, s *podState, p plan.Pod) {
 		a.Log.Info("no longer held", "pod", s.j.Ref(), "target", h.Target)
 	}
 	s.j.Held = still
-	if err := a.save(s); err != nil {
-		a.Log.Error("saving the journal", "pod", s.j.Ref(), "error", err)
-	}
+	a.note(s)
 }

@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -26,9 +27,10 @@ import (
 //	pod, grant, annotate, ungrant, terminate, finish, delete   what writers do
 //	kubelet, sandbox, start, stop, end, hold, pin               what runs on the node
 //	pass, run, sweep, await, advance                            the agent's work, and time
-//	agent, node, fault, mount, umount, lose, blind              what goes wrong
+//	agent, node, fault, disk, mount, umount, lose, blind        what goes wrong
 //	hide, api, meanwhile, forge, unanswer                       what the API does
-//	answer, sees, table, folders, journal, metrics, patches     questions
+//	answer, sees, table, folders, journal, metrics, patches,    questions
+//	readyz, log
 //
 // With -rewrite the files are written anew: read the difference, and commit only
 // what you understand.
@@ -308,6 +310,13 @@ func nodeCommands() []command {
 				w.table.FailNext(a.word(0), err)
 			}
 		}),
+		quiet("disk", func(w *world, a args) {
+			err, ok := disks()[a.word(0)]
+			if !ok {
+				a.d.Fatalf(a.t, "one of %v", slices.Sorted(maps.Keys(disks())))
+			}
+			w.disk.fail(err, a.number("after", 0))
+		}),
 		quiet("mount", func(w *world, a args) {
 			place := w.place(a.word(0))
 			w.must(os.MkdirAll(place, 0o755))
@@ -427,6 +436,8 @@ func questions() []command {
 		{"folders", func(w *world, a args) []string { return w.tellFolders(a.uid()) }},
 		{"journal", func(w *world, a args) []string { return w.tellJournal(a.uid()) }},
 		{"metrics", func(w *world, _ args) []string { return w.tellMetrics() }},
+		{"readyz", func(w *world, _ args) []string { return []string{cmp.Or(w.paths(w.agent.Fault()), "ready")} }},
+		{"log", func(w *world, _ args) []string { return orNothing(w.log.take(w.paths)) }},
 		{"patches", func(w *world, _ args) []string { return []string{strconv.Itoa(w.api.Answers())} }},
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
 	"github.com/datalayer/node-mounts/internal/beneath"
 	"github.com/datalayer/node-mounts/internal/deadline"
+	"github.com/datalayer/node-mounts/internal/journal"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/mnt/mnttest"
 	"github.com/datalayer/node-mounts/internal/obs"
@@ -38,6 +39,8 @@ type world struct {
 	api                  *storyAPI
 	clock                *clocktesting.FakeClock
 	policy               plan.Policy
+	disk                 disk
+	log                  logbook
 	queue                queue
 	pods                 map[string]bool // uids of all Pods that there ever were
 
@@ -123,11 +126,14 @@ func (w *world) startAgent() {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.stop, w.metrics = cancel, obs.NewRecorder("story", "story")
 	w.death = &death{journal: filepath.Join(w.root, "journal")}
+	store, err := journal.Open(filepath.Join(w.root, "journal"))
+	w.must(err)
 	a, err := agent.New(ctx, agent.Config{
-		Claim:  agent.Claim{Path: w.claim, Owner: beneath.Owner{UID: userID, GID: groupID}, Bound: 5 * time.Second},
-		Policy: w.policy, Root: w.root, Kubelet: w.kubelet, BootID: fmt.Sprintf("boot-%d", w.boots),
+		Journal: paper{store, &w.disk},
+		Claim:   agent.Claim{Path: w.claim, Owner: beneath.Owner{UID: userID, GID: groupID}, Bound: 5 * time.Second},
+		Policy:  w.policy, Root: w.root, Kubelet: w.kubelet, BootID: fmt.Sprintf("boot-%d", w.boots),
 		Table: mortal{Table: w.table, death: w.death, moved: w.moved}, Processes: w.cast, API: w.api, Budget: &deadline.Budget{},
-		Metrics: w.metrics, Clock: w.clock, Log: slog.New(slog.DiscardHandler),
+		Metrics: w.metrics, Clock: w.clock, Log: slog.New(&w.log),
 	})
 	w.must(err)
 	w.agent = a

@@ -45,9 +45,7 @@ func isNotYet(err error) bool {
 
 // serve brings the Pod to what its annotation asks for, and answers once.
 func (a *Agent) serve(ctx context.Context, s *podState, p plan.Pod) (time.Duration, error) {
-	if s.asked != *p.Grant || s.since.IsZero() {
-		s.asked, s.since = *p.Grant, a.Clock.Now()
-	}
+	s.heed(p, a.Clock.Now())
 	pl := plan.Build(grant.Decode(*p.Grant), a.Policy)
 	s.forgetFailures(pl.Mounts)
 	a.abandon(s, pl.Mounts)
@@ -97,6 +95,8 @@ func (a *Agent) provide(ctx context.Context, s *podState, p plan.Pod, pl plan.Pl
 	case errors.Is(err, errTreeLost):
 		a.Log.Warn("preparing the Pod's tree", "pod", s.j.Ref(), "error", err)
 		return firstLook, nil
+	case failed.unwritten(err):
+		return a.conclude(ctx, s, p, pl.Hash, failed, nil)
 	case err != nil:
 		code, message := delivery.Explain(err)
 		failed.add(grant.WholeSet, code, message)
@@ -109,7 +109,7 @@ func (a *Agent) provide(ctx context.Context, s *podState, p plan.Pod, pl plan.Pl
 		return a.waitFor(ctx, s, p, pl.Hash, failed, notYet("%s", delivery.ErrNotRecovered))
 	}
 	a.rereadSecrets(ctx, s)
-	if err := a.grantAll(ctx, s, tree, steps.Grant); err != nil {
+	if err := a.grantAll(ctx, s, tree, steps.Grant); err != nil && !failed.unwritten(err) {
 		return 0, err
 	}
 	if !s.storageAsked {
@@ -123,7 +123,7 @@ func (a *Agent) provide(ctx context.Context, s *podState, p plan.Pod, pl plan.Pl
 	if err != nil {
 		return 0, err
 	}
-	if err := a.renew(ctx, s, p, tree, pl); err != nil {
+	if err := a.renew(ctx, s, p, tree, pl); err != nil && !failed.unwritten(err) {
 		return 0, err
 	}
 	a.tellUnderway(s, p)
@@ -231,16 +231,19 @@ func (a *Agent) conclude(ctx context.Context, s *podState, p plan.Pod, hash stri
 
 // grantAll makes the mounts that are due. All are in the journal before the
 // first is made. A grant that fails is remembered in s.failures and costs the
-// others nothing; the error is the journal's.
+// others nothing; the error is the journal's, and then none was tried.
 func (a *Agent) grantAll(ctx context.Context, s *podState, tree *beneath.Dir, mounts []plan.Mount) error {
 	due := a.due(s, mounts)
 	if len(due) == 0 {
 		return nil
 	}
+	before := len(s.j.Mounts)
 	for _, m := range due {
 		s.j.Mounts = append(s.j.Mounts, journal.Entry{Target: m.Target(), Identity: m.Identity(), State: journal.Granting})
 	}
 	if err := a.save(s); err != nil {
+		s.j.Mounts = s.j.Mounts[:before]
+		a.reserve(s, before)
 		return err
 	}
 	results := make(chan delivered, len(due))
@@ -258,15 +261,14 @@ func (a *Agent) grantAll(ctx context.Context, s *podState, tree *beneath.Dir, mo
 			results <- r
 		}()
 	}
-	var unsaved error
 	for range due { // all of them: they use the tree, which the caller closes
 		r := <-results
 		a.settle(ctx, s, tree, r)
 		if len(results) == 0 { // else more have come: one writing serves them all
-			unsaved = a.save(s)
+			a.note(s)
 		}
 	}
-	return errors.Join(unsaved, ctx.Err())
+	return ctx.Err()
 }
 
 // delivered is what came of one grant.

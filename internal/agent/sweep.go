@@ -45,7 +45,7 @@ const sweepBound = SweepInterval
 // It changes nothing on the node: that is for the passes, which the caller asks
 // for by the uids it returns.
 func (a *Agent) Start(ctx context.Context) ([]string, error) {
-	if err := a.sign(); err != nil {
+	if err := a.sign(); err != nil && !isUnwritable(err) {
 		return nil, err
 	}
 	pods, err := a.store.Load()
@@ -179,9 +179,7 @@ func (a *Agent) adopt(ctx context.Context, s *podState, table []mnt.Mount) {
 	}
 	a.Log.Warn("the mount table differs from the journal", "pod", s.j.Ref(), "entries", len(was.Mounts), "standing", len(s.j.Mounts))
 	clear(s.seen)
-	if err := a.save(s); err != nil {
-		a.Log.Error("saving the journal", "pod", s.j.Ref(), "error", err)
-	}
+	a.note(s)
 }
 
 // askStorage finds the mounts whose storage has stopped answering. They are
@@ -240,10 +238,8 @@ func (a *Agent) examine(ctx context.Context) error {
 	fault := a.findFault(ctx, table)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if fault != a.fault {
-		a.Log.Warn("the node's ability to mount has changed", "fault", fault)
-	}
-	a.filesystems, a.fault, a.swept = table, fault, a.Clock.Now()
+	a.setFault(fault)
+	a.filesystems, a.swept = table, a.Clock.Now()
 	a.claimed = mnt.Beneath(table, a.Claim.Path)
 	return nil
 }
@@ -267,6 +263,9 @@ func (a *Agent) findFault(ctx context.Context, table []mnt.Mount) string {
 		if p := facts.Propagation(table, host, dir); p != nodeview.Shared {
 			return facts.NotShared(dir, p) + ", then delete this agent's Pod, which has to mount it Bidirectional"
 		}
+	}
+	if err := a.tryJournal(); err != nil {
+		return err.Error()
 	}
 	// What hangs is no answer: the folder may well be there.
 	if found, err := facts.KeepsPods(ctx, a.Budget, "/", a.Kubelet); err == nil && !found {

@@ -182,7 +182,8 @@ func (a *Agent) restore(ctx context.Context, s *podState, tree *beneath.Dir, mou
 		}
 		s.noteDead(m.Target(), a.userspace.Fault(s.j.UID, m.Target()))
 	}
-	return a.save(s)
+	a.note(s)
+	return nil
 }
 
 // restoreIn is how long until a process of the Pod is due to be started anew, 0 where

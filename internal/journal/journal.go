@@ -250,13 +250,39 @@ func (s *Store) Save(p *Pod) error {
 		return fmt.Errorf("journal of Pod %s: %w", p.UID, err)
 	}
 	temp := filepath.Join(s.dir, tempPrefix+p.UID)
-	if err := os.WriteFile(temp, b, 0o600); err != nil {
-		return fmt.Errorf("journal of Pod %s: %w", p.UID, errors.Join(err, os.Remove(temp)))
+	if err := write(temp, b); err != nil {
+		return fmt.Errorf("journal of Pod %s: %w", p.UID, err)
 	}
 	if err := os.Rename(temp, s.path(p.UID)); err != nil {
 		return fmt.Errorf("journal of Pod %s: %w", p.UID, err)
 	}
 	return nil
+}
+
+// room is more than the record of a Pod with many mounts needs.
+const room = 64 << 10
+
+// Try tells whether records can be written now, by writing one of no Pod.
+func (s *Store) Try() error {
+	temp := filepath.Join(s.dir, tempPrefix+".room")
+	err := write(temp, make([]byte, room))
+	if err == nil {
+		err = os.Remove(temp)
+	}
+	if err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	return nil
+}
+
+// write leaves no part of a file that does not fit: it would be in the way of the
+// others.
+func write(file string, b []byte) error {
+	err := os.WriteFile(file, b, 0o600)
+	if err != nil {
+		_ = os.Remove(file) // it is not always there
+	}
+	return err
 }
 
 // Remove forgets the Pod. One that is unknown is no error.

@@ -1,6 +1,8 @@
 package journal_test
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -192,5 +194,27 @@ func TestReadingChangesNothing(t *testing.T) {
 	}
 	if after := records(t, dir); !reflect.DeepEqual(before, after) {
 		t.Errorf("there is %v, before %v", after, before)
+	}
+}
+
+func TestATrialLeavesNothing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "journal")
+	s, err := journal.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	before, _ := os.ReadDir(dir)
+	if err := s.Try(); err != nil {
+		t.Error(err)
+	}
+	if after, _ := os.ReadDir(dir); len(after) != len(before) {
+		t.Errorf("there are %v, before %v", after, before)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Try(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a folder: %v", err)
 	}
 }

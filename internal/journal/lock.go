@@ -22,6 +22,10 @@ const lockName = "lock"
 // processes could hold locks on two files of the same name.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	if errors.Is(err, unix.EROFS) {
+		// Mounts can be taken down all the same.
+		f, err = os.Open(filepath.Join(dir, lockName))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -37,11 +41,21 @@ func lock(dir string) (*os.File, error) {
 }
 
 // Sign leaves a word for whoever opens the journal later, for as long as the file
-// of the lock is there. It takes the place of the last one.
+// of the lock is there. It takes the place of the last one. One that is there already
+// is not written again, and the last one goes only when it is written: a disk that is
+// full has no room for either.
 func (s *Store) Sign(word string) error {
-	err := s.held.Truncate(0)
-	if err == nil {
-		_, err = s.held.WriteAt([]byte(word), 0)
+	if last, err := s.Signature(); err == nil && last == word {
+		return nil
+	}
+	// By its name: the descriptor of the lock may be one to read only.
+	f, err := os.OpenFile(s.held.Name(), os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	defer f.Close()
+	if _, err = f.WriteAt([]byte(word), 0); err == nil {
+		err = f.Truncate(int64(len(word)))
 	}
 	if err != nil {
 		return fmt.Errorf("journal: %w", err)

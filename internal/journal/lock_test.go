@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/datalayer/node-mounts/internal/journal"
 )
@@ -16,7 +17,10 @@ const dirEnv = "JOURNAL_TEST_OPEN"
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(dirEnv); dir != "" {
-		_, err := journal.Open(dir)
+		s, err := journal.Open(dir)
+		if err == nil {
+			defer s.Close() // or it is garbage, and collected with its lock
+		}
 		fmt.Println(err)
 		select {}
 	}
@@ -39,6 +43,14 @@ func TestOneProcessHasTheJournalAtATime(t *testing.T) {
 		if err := first.Sign(word); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// What is written once is not written with each look at the disk.
+	lock, old := filepath.Join(dir, "lock"), time.Unix(1, 0)
+	if err := errors.Join(os.Chtimes(lock, old, old), first.Sign("another")); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(lock); err != nil || !info.ModTime().Equal(old) {
+		t.Errorf("the same word was written again: %v, %v", info, err)
 	}
 	first.Close()
 	second, err := journal.Open(dir)

@@ -57,7 +57,7 @@ func Metrics() []Info {
 		{revokedTotal, counter, "Grants revoked since the agent started.", nil},
 		{releasedTotal, counter, "Pods released since the agent started.", nil},
 		{grantDuration, histogram, "Time to deliver one grant, by kind.", []string{"kind"}},
-		{readySeconds, histogram, "Time from the agent's first sight of a grant annotation to its answer.", nil},
+		{readySeconds, histogram, "Time from the agent's first sight of a request, which is a grant annotation that has no answer yet, to the answer that all of it is there. Each request counts once; a mount that died and is there again is none.", nil},
 		{buildInfo, gauge, "Always 1. The labels say what runs.", []string{"version", "goversion", "kernel"}},
 	}
 }
@@ -186,7 +186,8 @@ func (r *Recorder) SetPods(n int) { r.pods.Set(float64(n)) }
 // SetLeaked says how many mounts should be gone and are not.
 func (r *Recorder) SetLeaked(n int) { r.leaked.Set(float64(n)) }
 
-// Ready measures the time from the first sight of a grant to its answer.
+// Ready measures the time from the first sight of a request to the answer that all of
+// it is there.
 func (r *Recorder) Ready(took time.Duration) { r.ready.Observe(math.Max(0, took.Seconds())) }
 
 // KernelRelease is the running kernel's release, "unknown" when it does not say.

@@ -21,6 +21,7 @@ type API struct {
 	mu        sync.Mutex
 	pods      map[string]plan.Pod
 	hidden    map[string]bool
+	behind    map[string]plan.Pod
 	down      error
 	version   int
 	answers   int
@@ -33,7 +34,7 @@ var _ agent.API = (*API)(nil)
 
 // NewAPI makes an API without Pods.
 func NewAPI() *API {
-	return &API{pods: map[string]plan.Pod{}, hidden: map[string]bool{}, queue: map[string]bool{}, enqueued: make(chan struct{})}
+	return &API{pods: map[string]plan.Pod{}, hidden: map[string]bool{}, behind: map[string]plan.Pod{}, queue: map[string]bool{}, enqueued: make(chan struct{})}
 }
 
 // Put creates or changes a Pod.
@@ -43,6 +44,7 @@ func (a *API) Put(p plan.Pod) {
 	a.version++
 	p.ResourceVersion = strconv.Itoa(a.version)
 	a.pods[p.UID] = p
+	delete(a.behind, p.UID)
 }
 
 // Change edits a Pod.
@@ -67,6 +69,14 @@ func (a *API) Hide(uid string, hide bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.hidden[uid] = hide
+}
+
+// Behind has the watched copy of a Pod be this one, as when the watch is late, until
+// the Pod is written the next time.
+func (a *API) Behind(p plan.Pod) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.behind[p.UID] = p
 }
 
 // Down makes every request fail with err, nil ends that.
@@ -113,6 +123,9 @@ func (a *API) Pod(uid string) (plan.Pod, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p, ok := a.pods[uid]
+	if late, is := a.behind[uid]; is {
+		p = late
+	}
 	return p, ok && !a.hidden[uid]
 }
 

@@ -353,3 +353,23 @@ func (n *Node) Metric(name string) float64 {
 	n.T.Fatalf("there is no metric %s", name)
 	return 0
 }
+
+// Observed is how often a histogram of the running agent was told a value, and the sum
+// of them, over all series. The name is without the common prefix.
+func (n *Node) Observed(name string) (count uint64, sum float64) {
+	n.T.Helper()
+	families, err := n.Metrics.Gatherer().Gather()
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != "datalayer_mount_gateway_"+name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			count += m.GetHistogram().GetSampleCount()
+			sum += m.GetHistogram().GetSampleSum()
+		}
+	}
+	return count, sum
+}
