@@ -152,7 +152,9 @@ func (s Settings) environment(a asked, at Place) []string {
 		env = append(env, "AWS_CA_BUNDLE="+caPath)
 	}
 	if s.Proxy != "" {
-		env = append(env, "HTTPS_PROXY="+s.Proxy, "HTTP_PROXY="+s.Proxy, "NO_PROXY=127.0.0.1,::1,localhost")
+		// Not an argument: there may be a password in it. Nor the names that every library
+		// reads: the program drops those.
+		env = append(env, "NODE_MOUNTS_S3_PROXY="+s.Proxy)
 	}
 	return env
 }

@@ -29,11 +29,11 @@ type Settings struct {
 
 	// Owner is who files belong to in the Pod, never root.
 	Owner beneath.Owner
-	// CA are certificates in PEM that servers are trusted by: for mount-s3 instead of
-	// the system's. Empty: the system's.
+	// CA are certificates in PEM that servers are trusted by beside the system's: for
+	// mount-s3 instead of them. Empty: the system's.
 	CA []byte
-	// Proxy is the URL of a proxy for all requests to buckets, "" for none. mount-s3
-	// uses none.
+	// Proxy is the URL of a proxy for all requests to buckets, "" for none. It looks
+	// names up then, and decides which addresses may be reached. mount-s3 uses none.
 	Proxy string
 
 	// CacheSize is how many bytes of the cache's folder may be used, and Memory how

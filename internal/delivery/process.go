@@ -330,7 +330,7 @@ func (d *Process) Alive(ctx context.Context, tree *beneath.Dir, target string, _
 	return d.Fault(uid, target)
 }
 
-var errHung = &ProcessError{grant.CodeMountDead, "the filesystem's process runs and does not answer: calls into the mount wait"}
+var errHung = &ProcessError{grant.CodeMountDead, "the filesystem's process runs and does not answer: calls into the mount wait: revoke the grant and grant it again if it stays so"}
 
 // serverFault says that a process answers and its server does not.
 func serverFault(err error) error {
@@ -338,7 +338,7 @@ func serverFault(err error) error {
 	if !errors.Is(err, deadline.ErrHung) {
 		why = reason(err)
 	}
-	return &ProcessError{grant.CodeMountDead, "the filesystem's process runs, and cannot reach what it serves: " + why}
+	return &ProcessError{grant.CodeMountDead, "the filesystem's process runs, and cannot reach what it serves: " + why + ": see whether its server runs and its credential is good; it goes on by itself then"}
 }
 
 // explainProcess is Explain for processes, "" for other errors.

@@ -143,8 +143,15 @@ func (s *spec) becomeNobody() error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+	// 0 would still let the node's core_pattern hand a core, with a session in it, to a
+	// program. 1 is too small for any core, and to the kernel means that none is made.
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1}); err != nil {
 		return fmt.Errorf("set the limit of core files: %w", err)
+	}
+	// The keeper is among the last that a node short of memory ends: all its mounts would
+	// go with it. A child is among the first, before Pods. Raising it needs no capability.
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
+		return fmt.Errorf("be ended first where memory is short: %w", err)
 	}
 	if err := privilege.Drop(s.UID, s.GID); err != nil {
 		return err

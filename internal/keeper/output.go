@@ -174,6 +174,11 @@ func (w *words) end() string {
 	for i := 0; i < utf8.UTFMax-1 && len(w.tail) == MaxWords && len(tail) > 0 && !utf8.RuneStart(tail[0]); i++ {
 		tail = tail[1:]
 	}
-	valid := bytes.ToValidUTF8(tail, []byte("."))
-	return string(valid)
+	// Lines are kept, and nothing else that moves a terminal's cursor: it is shown to users.
+	return string(bytes.Map(func(r rune) rune {
+		if r == '\n' {
+			return r
+		}
+		return printable(r)
+	}, tail))
 }

@@ -74,6 +74,11 @@ func TestLinesAreBoundedAndHarmless(t *testing.T) {
 		t.Errorf("the words %q", end)
 	}
 	w = &words{}
+	_, _ = w.Write([]byte("one\n\x1b[31mred\u009b\r\xff\n"))
+	if end := w.end(); end != "one\n.[31mred...\n" {
+		t.Errorf("the words %q", end)
+	}
+	w = &words{}
 	_, _ = w.Write([]byte("a" + strings.Repeat("ü", MaxWords)))
 	if end := w.end(); strings.Trim(end, "ü") != "" || len(end) != MaxWords {
 		t.Errorf("%d bytes of words that begin with %q", len(end), end[:4])

@@ -2,15 +2,11 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
-	"regexp"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -18,8 +14,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
-	"github.com/aws/smithy-go"
-	smithyhttp "github.com/aws/smithy-go/transport/http"
 	_ "github.com/rclone/rclone/backend/local" // the cache directory
 	_ "github.com/rclone/rclone/backend/s3"    // newRclone asks for it by name
 	"github.com/rclone/rclone/fs"
@@ -43,6 +37,7 @@ const (
 // bucket is what the filesystem is made of.
 type bucket struct {
 	vfs    *vfs.VFS
+	over   *transport
 	client *s3.Client
 	name   string
 	prefix string
@@ -53,11 +48,11 @@ type bucket struct {
 // openBucket asks the server for one key, so that what is wrong is said now and a
 // wrong bucket is never an empty folder.
 func openBucket(ctx context.Context, o options, b *broker) (*bucket, error) {
-	client, err := newClient(o, b)
+	over, err := newTransport(o)
 	if err != nil {
 		return nil, err
 	}
-	made := &bucket{client: client, name: o.bucket, prefix: o.prefix}
+	made := &bucket{over: over, client: newClient(o, b, over), name: o.bucket, prefix: o.prefix}
 	answer, err := made.ask(ctx, 3*answerTimeout)
 	if err != nil {
 		return nil, o.explain(err)
@@ -66,7 +61,7 @@ func openBucket(ctx context.Context, o options, b *broker) (*bucket, error) {
 	if !made.carries(o.prefix) {
 		return nil, &exitError{exitBucketWrong, fmt.Sprintf("the prefix %.64q has a character that this server cannot list", o.prefix)}
 	}
-	files, err := newRclone(ctx, o, made.encodesKeys)
+	files, err := newRclone(ctx, o, over, made.encodesKeys)
 	if err != nil {
 		return nil, err
 	}
@@ -86,49 +81,26 @@ func openBucket(ctx context.Context, o options, b *broker) (*bucket, error) {
 	return made, nil
 }
 
-func newClient(o options, b *broker) (*s3.Client, error) {
-	roots := (*x509.CertPool)(nil)
-	if o.caFile != "" {
-		pem, err := os.ReadFile(o.caFile)
-		if err != nil {
-			return nil, fmt.Errorf("the file of --ca-file cannot be read: %w", err)
-		}
-		if roots = x509.NewCertPool(); !roots.AppendCertsFromPEM(pem) {
-			return nil, errors.New("the file of --ca-file has no certificate in it")
-		}
-	}
-	transport := &http.Transport{
-		DialContext:           (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
-		TLSHandshakeTimeout:   5 * time.Second,
-		ResponseHeaderTimeout: answerTimeout,
-		IdleConnTimeout:       time.Minute,
-		ForceAttemptHTTP2:     true,
-		TLSClientConfig:       &tls.Config{RootCAs: roots},
-	}
+func newClient(o options, b *broker, over *transport) *s3.Client {
 	settings := s3.Options{
 		Region: o.region, UsePathStyle: o.pathStyle, Credentials: b, RetryMaxAttempts: 3,
-		HTTPClient:                 &http.Client{Transport: transport},
+		HTTPClient:                 over.client(),
 		RequestChecksumCalculation: aws.RequestChecksumCalculationWhenRequired,
 		ResponseChecksumValidation: aws.ResponseChecksumValidationWhenRequired,
 	}
 	if o.endpointURL != "" {
 		settings.BaseEndpoint = &o.endpointURL
 	}
-	return s3.New(settings), nil
+	return s3.New(settings)
 }
 
-func newRclone(ctx context.Context, o options, encodesKeys bool) (fs.Fs, error) {
+func newRclone(ctx context.Context, o options, over *transport, encodesKeys bool) (fs.Fs, error) {
 	ci := fs.GetConfig(ctx)
 	ci.LogLevel = fs.LogLevelEmergency // report.go says what went wrong
 	ci.UseServerModTime = true         // another request for each file otherwise
 	ci.NoUnicodeNormalization = true   // two keys are two files, however alike they look
 	ci.LowLevelRetries = 2
-	ci.ConnectTimeout = fs.Duration(5 * time.Second)
-	ci.Timeout = fs.Duration(storeTimeout)
 	ci.BufferSize = 8 * fs.Mebi
-	if o.caFile != "" {
-		ci.CaCert = []string{o.caFile}
-	}
 	if err := config.SetConfigPath(""); err != nil {
 		return nil, err
 	}
@@ -150,7 +122,11 @@ func newRclone(ctx context.Context, o options, encodesKeys bool) (fs.Fs, error) 
 		settings["list_version"] = "2"
 	}
 	// With the slash it is a folder even where an object has its name.
-	return info.NewFs(ctx, "bucket", o.bucket+"/"+standardPath(o.prefix), fs.ConfigMap(info.Prefix, info.Options, "bucket", settings))
+	files, err := info.NewFs(ctx, "bucket", o.bucket+"/"+standardPath(o.prefix), fs.ConfigMap(info.Prefix, info.Options, "bucket", settings))
+	if err != nil {
+		return nil, err
+	}
+	return files, over.under(files)
 }
 
 // ask lists one key.
@@ -166,72 +142,16 @@ func (b *bucket) listing(prefix string, keys int32) *s3.ListObjectsV2Input {
 	return &s3.ListObjectsV2Input{Bucket: &b.name, Prefix: &prefix, MaxKeys: &keys, EncodingType: types.EncodingTypeUrl}
 }
 
-var expecting = regexp.MustCompile(`expecting ['"]([a-z0-9-]+)['"]`)
-
-// explain turns the server's answer into a status and a sentence.
-func (o options) explain(err error) error {
-	where := "AWS in " + o.region
-	if o.endpointURL != "" {
-		where = o.endpointURL
-	}
-	if refused := (*refusedError)(nil); errors.As(err, &refused) {
-		return &exitError{exitCredentialRefused, fmt.Sprintf("there is no credential for the bucket %s: %v", o.bucket, refused)}
-	}
-	region := ""
-	var response *smithyhttp.ResponseError
-	if errors.As(err, &response) && response.Response != nil {
-		region = response.Response.Header.Get("X-Amz-Bucket-Region")
-	}
-	code, message := "", ""
-	var api smithy.APIError
-	if errors.As(err, &api) {
-		code, message = api.ErrorCode(), api.ErrorMessage()
-		if m := expecting.FindStringSubmatch(message); m != nil {
-			region = m[1]
-		}
-	}
-	switch {
-	case region != "" && region != o.region:
-		return &exitError{exitBucketWrong, fmt.Sprintf("the bucket %s is in region %s, not in %s: set region to %s", o.bucket, region, o.region, region)}
-	case code == "NoSuchBucket":
-		return &exitError{exitBucketWrong, fmt.Sprintf("%s has no bucket %s", where, o.bucket)}
-	case code == "InvalidBucketName":
-		return &exitError{exitBucketWrong, fmt.Sprintf("%s is no name of a bucket", o.bucket)}
-	case code == "PermanentRedirect":
-		return &exitError{exitBucketWrong, fmt.Sprintf("the bucket %s is not in region %s", o.bucket, o.region)}
-	case code == "ExpiredToken":
-		return &exitError{exitCredentialRefused, fmt.Sprintf("the credential for the bucket %s has expired", o.bucket)}
-	case response != nil && (response.HTTPStatusCode() == http.StatusForbidden || response.HTTPStatusCode() == http.StatusUnauthorized), code == "InvalidToken":
-		return &exitError{exitCredentialRefused, fmt.Sprintf("%s refuses the credential for the bucket %s (%s)", where, o.bucket, code)}
-	case code != "":
-		return &exitError{exitFailed, fmt.Sprintf("%s answered %s: %s", where, code, message)}
-	}
-	return &exitError{exitFailed, fmt.Sprintf("%s cannot be asked: %v", where, innermost(err))}
-}
-
-// innermost is the error without the layers that name the request.
-func innermost(err error) error {
-	for {
-		if api, ok := err.(smithy.APIError); ok { //nolint:errorlint // each layer is looked at
-			return fmt.Errorf("%s: %s", api.ErrorCode(), api.ErrorMessage())
-		}
-		if _, ok := err.(*net.OpError); ok { //nolint:errorlint // each layer is looked at
-			return err
-		}
-		next := errors.Unwrap(err)
-		if next == nil {
-			return err
-		}
-		err = next
-	}
-}
-
 // keys is the bucket as rclone sees it, with folders that last: S3 has none, so an
 // object whose key ends in a slash is made for each that is made here.
 type keys struct {
 	fs.Fs
 	bucket *bucket
+	late   atomic.Int64 // when a listing was last not answered, in ns since 1970; 0: the last was
 }
+
+// latePause is how long nobody asks again after that.
+const latePause = 100 * time.Millisecond
 
 // Mkdir makes the folder's own object.
 func (k *keys) Mkdir(ctx context.Context, dir string) error {
@@ -239,6 +159,8 @@ func (k *keys) Mkdir(ctx context.Context, dir string) error {
 		return nil
 	}
 	key := k.bucket.key(dir) + "/"
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
 	_, err := k.bucket.client.PutObject(ctx, &s3.PutObjectInput{Bucket: &k.bucket.name, Key: &key, Body: http.NoBody, ContentLength: aws.Int64(0)})
 	return err
 }
@@ -246,6 +168,8 @@ func (k *keys) Mkdir(ctx context.Context, dir string) error {
 // Rmdir removes the folder's own object, if there is one.
 func (k *keys) Rmdir(ctx context.Context, dir string) error {
 	key := k.bucket.key(dir) + "/"
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
 	_, err := k.bucket.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &k.bucket.name, Key: &key})
 	return err
 }
@@ -253,6 +177,9 @@ func (k *keys) Rmdir(ctx context.Context, dir string) error {
 // List fails when a page of the listing does not come in time, and when there is no
 // bucket any more: rclone takes that for an empty folder.
 func (k *keys) List(ctx context.Context, dir string) (fs.DirEntries, error) {
+	if k.silent(ctx) {
+		return nil, errLate
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var late atomic.Bool
@@ -264,7 +191,8 @@ func (k *keys) List(ctx context.Context, dir string) (fs.DirEntries, error) {
 		entries = append(entries, page...)
 		return nil
 	})
-	if late.Load() {
+	if late.Load() || errors.Is(err, errLate) {
+		k.late.Store(time.Now().UnixNano())
 		return nil, errLate
 	}
 	if errors.Is(err, fs.ErrorDirNotFound) {
@@ -273,7 +201,23 @@ func (k *keys) List(ctx context.Context, dir string) (fs.DirEntries, error) {
 	return entries, err
 }
 
-var errLate = errors.New("the server does not answer")
+// silent says whether the server that was late at the last listing still is. Those who
+// wait for the folder come one after the other: each would wait as long as the first.
+func (k *keys) silent(ctx context.Context) bool {
+	late := k.late.Load()
+	if late == 0 {
+		return false
+	}
+	if time.Since(time.Unix(0, late)) < latePause {
+		return true
+	}
+	if _, err := k.bucket.ask(ctx, healthTimeout); err != nil {
+		k.late.Store(time.Now().UnixNano())
+		return true
+	}
+	k.late.Store(0)
+	return false
+}
 
 // Root is where rclone's cache keeps the files, in the cache directory: there is one
 // prefix, and it may be longer than a path of the system.

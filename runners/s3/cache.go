@@ -92,7 +92,7 @@ func (c *cache) begin(f *file) {
 	c.busy[f] = struct{}{}
 }
 
-// end is called when the handle is closed, with the file's mu held.
+// end is called when the handle is closed, with the file's use held.
 func (c *cache) end(f *file) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,12 +103,12 @@ func (c *cache) end(f *file) {
 		return
 	}
 	delete(c.busy, f)
-	if one.size == 0 || f.unlinked {
+	if one.size == 0 || f.unlinked.Load() {
 		c.drop(f)
 	}
 }
 
-// gone is called when the file has been removed, with its mu held.
+// gone is called when the file has been removed, with its use held.
 func (c *cache) gone(f *file) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

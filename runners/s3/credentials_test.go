@@ -247,12 +247,32 @@ func TestAnEndpointOfS3ThatIsDown(t *testing.T) {
 			if !errors.Is(err, syscall.EIO) {
 				t.Errorf("readdir: got %v", err)
 			}
+			for i := range 8 { // of which none waits for the one before it
+				if err := within(t, answerTimeout+5*time.Second, fmt.Sprintf("listing %d", i), func() error { _, err := os.ReadDir(m.path("dir")); return err }); !errors.Is(err, syscall.EIO) {
+					t.Errorf("readdir %d: got %v", i, err)
+				}
+			}
+			err = within(t, time.Second, "open", func() error {
+				again, err := os.Open(m.path("file"))
+				if err == nil {
+					err = again.Close()
+				}
+				return err
+			})
+			if err != nil {
+				t.Errorf("open while a read is not answered: got %v", err)
+			}
 			s.whole()
 			// rclone goes slower for some seconds after requests that failed.
 			if err := within(t, 2*answerTimeout, "a read", func() error { return readAt(f, content[off:off+4096], off) }); err != nil {
 				t.Errorf("after it: %v", err)
 			}
+			eventually(t, "a listing", func() error { _, err := os.ReadDir(m.path("dir")); return err }, nil)
 			m.wantContent("dir/file", "x")
+			again, err := os.Open(m.path("file"))
+			must(t, err)
+			defer again.Close()
+			must(t, readAt(again, content[off:off+4096], off))
 		})
 	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -89,16 +88,18 @@ func nameless(err error) string {
 		refused  *refusedError
 		full     fullError
 		number   syscall.Errno
+		proxy    proxyError
 		network  net.Error
-		unknown  x509.UnknownAuthorityError
-		host     x509.HostnameError
-		invalid  x509.CertificateInvalidError
 		lookup   *net.DNSError
 	)
+	server := "the server"
+	if isProxy(err) {
+		server = "the proxy"
+	}
 	switch {
 	case errors.As(err, &api) && isCode.MatchString(api.ErrorCode()):
 		return "the server answered " + api.ErrorCode()
-	case errors.As(err, &response):
+	case errors.As(err, &response) && response.HTTPStatusCode() != 0:
 		return fmt.Sprintf("the server answered with status %d", response.HTTPStatusCode())
 	case errors.As(err, &refused):
 		return refused.Error()
@@ -106,10 +107,12 @@ func nameless(err error) string {
 		return full.Error()
 	case errors.Is(err, errRemoved):
 		return errRemoved.Error()
-	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):
-		return "the server's certificate is not trusted"
+	case errors.As(err, &proxy):
+		return proxy.Error()
+	case isCertificate(err):
+		return server + "'s certificate is not trusted"
 	case errors.As(err, &lookup):
-		return "the server's name cannot be looked up"
+		return server + "'s name cannot be looked up"
 	case errors.As(err, &number):
 		return number.Error()
 	case errors.Is(err, errLate), errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
@@ -118,4 +121,10 @@ func nameless(err error) string {
 		return "the server ended the connection"
 	}
 	return "an error of another kind"
+}
+
+// isProxy says whether it is the proxy that could not be reached.
+func isProxy(err error) bool {
+	var network *net.OpError
+	return errors.As(err, &network) && network.Op == "proxyconnect"
 }

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,14 +26,18 @@ type file struct {
 	filesystem *filesystem
 	file       *vfs.File
 
-	// mu is held for reading by whoever uses a handle, for writing to close them all.
-	mu       sync.RWMutex
-	handles  map[*handle]struct{}
-	unlinked bool
+	// use is held for reading by whoever uses a handle that goes through the cache, for
+	// writing to close them all. It may be held for as long as the server takes, so that
+	// nobody waits for it without a bound, and open(2) does not at all.
+	use      lock
+	unlinked atomic.Bool
 
-	// contentMu is taken after mu, by those who hold mu for reading: several writes may
-	// say at the same time what became of the content. Who holds mu for writing is
-	// alone, and takes none.
+	handlesMu sync.Mutex
+	handles   map[*handle]struct{}
+
+	// contentMu is taken after use, by those who hold use for reading: several writes may
+	// say at the same time what became of the content. broken is set without use, too, by
+	// a write that could not have it.
 	contentMu sync.Mutex
 	unstored  bool          // there is content that the bucket has not
 	broken    syscall.Errno // of a write that failed: what there is is not to be stored
@@ -97,9 +104,7 @@ func (f *file) truncate(open fusefs.FileHandle, size int64) syscall.Errno {
 
 // writer is a handle that may write, or nil.
 func (f *file) writer() *handle {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	for h := range f.handles {
+	for _, h := range f.open() {
 		if h.writes() {
 			return h
 		}
@@ -107,10 +112,35 @@ func (f *file) writer() *handle {
 	return nil
 }
 
+// open are the file's handles.
+func (f *file) open() []*handle {
+	f.handlesMu.Lock()
+	defer f.handlesMu.Unlock()
+	return slices.Collect(maps.Keys(f.handles))
+}
+
+// acquire takes the lock. It is EIO where the server does not answer whoever has it,
+// and EINTR where given is closed.
+func (f *file) acquire(write bool, given <-chan struct{}) syscall.Errno {
+	err := f.use.take(write, func(let <-chan struct{}) error { return number(f.filesystem.await(let, given)) })
+	errno, _ := err.(syscall.Errno) //nolint:errorlint // nothing else comes from there
+	return errno
+}
+
+// number is the error that a number is, and nil for 0.
+func number(errno syscall.Errno) error {
+	if errno == 0 {
+		return nil
+	}
+	return errno
+}
+
 func (h *handle) truncate(size int64) syscall.Errno {
 	f := h.of
-	f.mu.RLock()
-	defer f.mu.RUnlock()
+	if errno := f.acquire(false, nil); errno != 0 {
+		return errno
+	}
+	defer f.use.unlock()
 	if errno := f.isBroken(); errno != 0 && size != 0 {
 		return errno
 	}
@@ -131,25 +161,23 @@ func (h *handle) truncate(size int64) syscall.Errno {
 	return errno
 }
 
-// isBroken is called with mu held for reading.
 func (f *file) isBroken() syscall.Errno {
 	f.contentMu.Lock()
 	defer f.contentMu.Unlock()
 	return f.broken
 }
 
-// setBroken is called with mu held for reading.
 func (f *file) setBroken(errno syscall.Errno) {
 	f.contentMu.Lock()
 	defer f.contentMu.Unlock()
 	f.broken = errno
 }
 
-// changed is called with mu held for reading, by whoever has changed the content.
+// changed is called with use held for reading, by whoever has changed the content.
 func (f *file) changed() {
 	f.contentMu.Lock()
 	defer f.contentMu.Unlock()
-	if !f.unlinked {
+	if !f.unlinked.Load() {
 		f.unstored = true
 		f.filesystem.setUnstored(f, true)
 	}
@@ -160,7 +188,7 @@ func (f *file) Open(_ context.Context, flags uint32) (fusefs.FileHandle, uint32,
 	if f.filesystem.readOnly && flags&writing != 0 {
 		return nil, 0, syscall.EROFS
 	}
-	if f.isUnlinked() {
+	if f.unlinked.Load() {
 		return nil, 0, syscall.ESTALE // the kernel looks the name up again
 	}
 	h := f.newHandle(flags)
@@ -188,30 +216,30 @@ func (f *file) cached() uint32 {
 	return 0
 }
 
-func (f *file) isUnlinked() bool {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	return f.unlinked
-}
-
 func (f *file) newHandle(flags uint32) *handle {
 	h := &handle{of: f, flags: int(flags)}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.handles[h] = struct{}{}
+	f.remember(h)
 	return h
 }
 
+func (f *file) remember(h *handle) {
+	f.handlesMu.Lock()
+	defer f.handlesMu.Unlock()
+	f.handles[h] = struct{}{}
+}
+
 func (f *file) forget(h *handle) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.handlesMu.Lock()
+	defer f.handlesMu.Unlock()
 	delete(f.handles, h)
 }
 
 // create makes the file in the cache: it is stored when it is closed, if it is empty too.
 func (f *file) create(h *handle, flags uint32) syscall.Errno {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
+	if errno := f.acquire(false, nil); errno != 0 {
+		return errno
+	}
+	defer f.use.unlock()
 	f.filesystem.cache.begin(f)
 	err := f.filesystem.cache.reserve(f, 0)
 	var opened vfs.Handle
@@ -228,18 +256,31 @@ func (f *file) create(h *handle, flags uint32) syscall.Errno {
 }
 
 // store puts what was written into the bucket. Every close(2), fsync(2) and rename(2)
-// waits for it, and says what became of it.
+// waits for it, and says what became of it. Where the server does not answer that is
+// EIO, and it goes on being tried until rclone gives up; another call tries again then.
 func (f *file) store() syscall.Errno {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.broken != 0 {
-		if !f.unlinked {
+	if errno := f.acquire(true, nil); errno != 0 {
+		return errno
+	}
+	return f.filesystem.bounded(func() syscall.Errno {
+		defer f.use.unlock()
+		return f.storeNow()
+	})
+}
+
+// storeNow is called with use held for writing.
+func (f *file) storeNow() syscall.Errno {
+	if errno := f.isBroken(); errno != 0 {
+		if !f.unlinked.Load() {
 			f.discard()
 		}
-		return f.broken
+		return errno
 	}
-	if !f.unstored || f.unlinked {
+	if !f.unstored || f.unlinked.Load() {
 		return 0
+	}
+	if errno := f.filesystem.health.gate(); errno != 0 {
+		return errno
 	}
 	errs := f.closeCached()
 	closed := len(errs) != 0
@@ -257,7 +298,7 @@ func (f *file) store() syscall.Errno {
 	if err := errors.Join(errs...); err != nil {
 		errno := f.errno("store", err)
 		if errno == syscall.ENOSPC {
-			f.broken = errno // what is still to be fetched has no room
+			f.setBroken(errno) // what is still to be fetched has no room
 			f.discard()
 		}
 		return errno
@@ -267,9 +308,10 @@ func (f *file) store() syscall.Errno {
 	return 0
 }
 
-// closeCached closes rclone's handles that go through the cache; called with mu held.
+// closeCached closes rclone's handles that go through the cache; called with use held
+// for writing.
 func (f *file) closeCached() (errs []error) {
-	for h := range f.handles {
+	for _, h := range f.open() {
 		if open := h.take(isCached); open != nil {
 			errs = append(errs, open.Close())
 			f.filesystem.cache.end(f)
@@ -278,8 +320,8 @@ func (f *file) closeCached() (errs []error) {
 	return errs
 }
 
-// discard drops what was written, so that the object stays what it is; called with mu
-// held.
+// discard drops what was written, so that the object stays what it is; called with use
+// held for writing.
 func (f *file) discard() {
 	f.filesystem.cache.discard(f, func() { _ = f.closeCached() })
 	f.seenMu.Lock()
@@ -300,8 +342,13 @@ func isCached(v vfs.Handle) bool {
 }
 
 func (f *file) unlink() syscall.Errno {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	if errno := f.acquire(true, nil); errno != 0 {
+		return errno
+	}
+	defer f.use.unlock()
+	if errno := f.filesystem.health.gate(); errno != 0 {
+		return errno
+	}
 	wasUnstored := f.unstored
 	err := f.file.Remove()
 	if err != nil && wasUnstored && errors.Is(err, os.ErrNotExist) {
@@ -314,14 +361,15 @@ func (f *file) unlink() syscall.Errno {
 }
 
 func (f *file) replaced() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	_ = f.use.take(true, forever) // never an error
+	defer f.use.unlock()
 	f.gone()
 }
 
-// gone is called with mu held.
+// gone is called with use held for writing.
 func (f *file) gone() {
-	f.unlinked, f.unstored = true, false
+	f.unlinked.Store(true)
+	f.unstored = false
 	f.filesystem.setUnstored(f, false)
 	f.filesystem.cache.gone(f)
 }
@@ -344,33 +392,25 @@ func (f *filesystem) storeBeneath(dir string) syscall.Errno {
 	return 0
 }
 
-// released is called with mu held, when a handle is one of the file's no more.
-func (f *file) released(h *handle) syscall.Errno {
-	if f.broken != 0 && !f.unlinked {
-		f.handles[h] = struct{}{}
+// release is called with use held for writing.
+func (f *file) release(h *handle) syscall.Errno {
+	defer f.use.unlock()
+	h.end()
+	if f.isBroken() != 0 && !f.unlinked.Load() {
 		f.discard()
-		delete(f.handles, h)
-		if !f.isWritten() {
-			f.broken = 0
+		f.forget(h)
+		if f.writer() == nil {
+			f.setBroken(0)
 		}
 		return 0
 	}
+	f.forget(h)
 	if open := h.take(isCached); open != nil {
 		err := open.Close()
 		f.filesystem.cache.end(f)
-		if err != nil && !f.unlinked {
+		if err != nil && !f.unlinked.Load() {
 			return f.errno("close", err)
 		}
 	}
 	return 0
-}
-
-// isWritten says whether a handle may write; called with mu held.
-func (f *file) isWritten() bool {
-	for h := range f.handles {
-		if h.writes() {
-			return true
-		}
-	}
-	return false
 }

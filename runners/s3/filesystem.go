@@ -45,6 +45,7 @@ func serve(ctx context.Context, o options, b *bucket) error {
 	}
 	f := &filesystem{bucket: b, cache: cache, uid: uint32(o.uid), gid: uint32(o.gid), readOnly: o.readOnly, unstored: map[*file]struct{}{}}
 	f.health = newHealth(b, &f.report)
+	b.over.health = f.health
 	root, err := b.vfs.Root()
 	if err != nil {
 		return err
@@ -117,6 +118,55 @@ func allStored(files int, results <-chan syscall.Errno, deadline <-chan time.Tim
 		return &exitError{exitFailed, fmt.Sprintf("%d files could not be stored", left)}
 	}
 	return nil
+}
+
+// await waits until done is closed. It is EIO where that takes long and the server does
+// not list the bucket either, and EINTR where given is closed: what takes long may be
+// large, but a server that is silent must not keep a caller.
+func (f *filesystem) await(done, given <-chan struct{}) syscall.Errno {
+	for {
+		begun, patience := time.Now(), answerTimeout
+		known := !f.health.isGood()
+		if known {
+			patience = latePause
+		}
+		timer := time.NewTimer(patience)
+		select {
+		case <-done:
+			timer.Stop()
+			return 0
+		case <-given:
+			timer.Stop()
+			return syscall.EINTR
+		case <-timer.C:
+		}
+		var errno syscall.Errno
+		if known {
+			errno = f.health.gate()
+		} else {
+			errno = f.health.since(begun.Add(patience/2), nil)
+		}
+		if errno != 0 {
+			select {
+			case <-done:
+				return 0
+			default:
+				return errno
+			}
+		}
+	}
+}
+
+// bounded does what may take as long as the server does, and goes on with it where the
+// server does not answer.
+func (f *filesystem) bounded(do func() syscall.Errno) syscall.Errno {
+	var errno syscall.Errno
+	done := make(chan struct{})
+	go func() { errno = do(); close(done) }()
+	if late := f.await(done, nil); late != 0 {
+		return late
+	}
+	return errno
 }
 
 func (f *filesystem) setUnstored(one *file, is bool) {

@@ -128,6 +128,9 @@ func (d *folder) Mkdir(ctx context.Context, name string, _ uint32, out *fuse.Ent
 	if errno != 0 {
 		return nil, errno
 	}
+	if errno := d.filesystem.health.gate(); errno != 0 {
+		return nil, errno
+	}
 	made, err := d.dir.Mkdir(name)
 	if err != nil {
 		return nil, d.errno("mkdir", err)
@@ -147,6 +150,9 @@ func (d *folder) Rmdir(_ context.Context, name string) syscall.Errno {
 	}
 	if !n.IsDir() {
 		return syscall.ENOTDIR
+	}
+	if errno := d.filesystem.health.gate(); errno != 0 {
+		return errno
 	}
 	return d.errno("rmdir", n.Remove())
 }
@@ -209,6 +215,17 @@ func (d *folder) Rename(ctx context.Context, name string, newParent fusefs.Inode
 	} else if errno := d.filesystem.storeBeneath(n.Path()); errno != 0 {
 		return errno
 	}
+	if errno := d.filesystem.health.gate(); errno != 0 {
+		return errno
+	}
+	// A signal to the caller, which the kernel passes on as the end of ctx, must not leave
+	// half of it moved.
+	ctx = context.WithoutCancel(ctx)
+	return d.filesystem.bounded(func() syscall.Errno { return d.move(ctx, n, there, name, to, newName) })
+}
+
+// move is the rename where nothing speaks against it; there is what it replaces, or nil.
+func (d *folder) move(ctx context.Context, n, there vfs.Node, name string, to *folder, newName string) syscall.Errno {
 	from := n.Path()
 	target := path.Join(to.dir.Path(), newName)
 	if err := d.filesystem.cache.rename(from, target, func() error { return d.dir.Rename(name, newName, to.dir) }); err != nil {
@@ -222,9 +239,7 @@ func (d *folder) Rename(ctx context.Context, name string, newParent fusefs.Inode
 		}
 		return 0
 	}
-	// A signal to the caller, which the kernel passes on as the end of ctx, must not leave
-	// half of it moved.
-	if err := d.filesystem.bucket.moveFolders(context.WithoutCancel(ctx), from, target); err != nil {
+	if err := d.filesystem.bucket.moveFolders(ctx, from, target); err != nil {
 		return d.errno("rename", err)
 	}
 	return d.errno("rename", listAnew(moved))

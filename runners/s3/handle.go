@@ -22,6 +22,7 @@ type handle struct {
 
 	mu   sync.Mutex
 	open vfs.Handle // nil: not open in rclone
+	gone bool       // released: a read that was given up must not open it again
 	late time.Time  // when a read was last not answered in time
 }
 
@@ -34,7 +35,7 @@ var (
 )
 
 // with uses rclone's handle, which it opens where it is not open, when there is room
-// for a file of that size; called with the file's mu held for reading.
+// for a file of that size; called with the file's use held for reading.
 func (h *handle) with(size int64, do func(vfs.Handle) error) error {
 	open, err := h.ready(size)
 	if err != nil {
@@ -53,7 +54,10 @@ func (h *handle) ready(size int64) (vfs.Handle, error) {
 		}
 		return h.open, nil
 	}
-	if f.unlinked {
+	if h.gone {
+		return nil, os.ErrClosed
+	}
+	if f.unlinked.Load() {
 		return nil, errRemoved
 	}
 	cache.begin(f)
@@ -103,6 +107,12 @@ func (h *handle) take(ofKind func(vfs.Handle) bool) vfs.Handle {
 	return open
 }
 
+func (h *handle) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.gone = true
+}
+
 // Read implements [fusefs.FileReader]. It answers in bounded time, and a read after one
 // that failed begins anew.
 func (h *handle) Read(ctx context.Context, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
@@ -112,31 +122,17 @@ func (h *handle) Read(ctx context.Context, dest []byte, off int64) (fuse.ReadRes
 	done := make(chan error, 1)
 	content := newContent(len(dest)) // dest is used again when this returns
 	begun := make(chan struct{})
+	given, stop := givenUp(ctx)
+	defer stop()
 	go func() {
-		h.of.mu.RLock() // not while the file is stored, which takes as long as it takes
-		defer h.of.mu.RUnlock()
-		close(begun)
-		n := 0
-		read := func(v vfs.Handle) (err error) {
-			n, err = v.ReadAt(content.bytes, off)
-			return err
-		}
-		err := h.with(h.of.file.Size(), read)
-		if errors.Is(err, fs.ErrorObjectNotFound) {
-			// It was renamed since it was opened.
-			h.drop()
-			err = h.with(h.of.file.Size(), read)
-		}
-		if errors.Is(err, io.EOF) {
-			err = nil
-		}
+		n, err := h.read(content.bytes, off, given, sync.OnceFunc(func() { close(begun) }))
 		content.bytes = content.bytes[:n]
 		done <- err
 	}()
-	given, stop := givenUp(ctx)
-	defer stop()
 	select {
 	case <-begun:
+	case err := <-done: // the lock is not to be had
+		return nil, h.of.errno("read", err)
 	case <-given:
 		return nil, syscall.EINTR
 	}
@@ -161,6 +157,36 @@ func (h *handle) Read(ctx context.Context, dest []byte, off int64) (fuse.ReadRes
 		return nil, errno
 	}
 	return content, 0
+}
+
+// read says when it has begun: not while the file is stored, which takes as long as it
+// takes.
+func (h *handle) read(to []byte, off int64, given <-chan struct{}, begun func()) (n int, err error) {
+	once := func() error {
+		if errno := h.of.acquire(false, given); errno != 0 {
+			return errno
+		}
+		unlock := sync.OnceFunc(h.of.use.unlock)
+		defer unlock()
+		begun()
+		return h.with(h.of.file.Size(), func(v vfs.Handle) (err error) {
+			if !isCached(v) {
+				unlock() // whoever stores need not wait for this request
+			}
+			n, err = v.ReadAt(to, off)
+			return err
+		})
+	}
+	err = once()
+	if errors.Is(err, fs.ErrorObjectNotFound) {
+		// It was renamed since it was opened.
+		h.drop()
+		err = once()
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return n, err
 }
 
 // signalPatience is how long a call goes on after a signal to its caller. Most signals
@@ -223,8 +249,11 @@ func (h *handle) setLate() {
 // the program meant: it is never stored.
 func (h *handle) Write(_ context.Context, data []byte, off int64) (uint32, syscall.Errno) {
 	f := h.of
-	f.mu.RLock()
-	defer f.mu.RUnlock()
+	if errno := f.acquire(false, nil); errno != 0 {
+		f.setBroken(errno)
+		return 0, errno
+	}
+	defer f.use.unlock()
 	if errno := f.isBroken(); errno != 0 {
 		return 0, errno
 	}
@@ -267,11 +296,16 @@ func (h *handle) flush() syscall.Errno {
 	return h.of.store()
 }
 
-// Release implements [fusefs.FileReleaser].
+// Release implements [fusefs.FileReleaser]. Nobody waits for it: where the file is in use
+// it is done when it is not, and what could not be stored is tried again behind it.
 func (h *handle) Release(context.Context) syscall.Errno {
 	h.drop()
-	h.of.mu.Lock()
-	defer h.of.mu.Unlock()
-	delete(h.of.handles, h)
-	return h.of.released(h)
+	if h.of.filesystem.health.isGood() && h.of.use.try() {
+		return h.of.release(h)
+	}
+	go func() {
+		_ = h.of.use.take(true, forever) // never an error
+		_ = h.of.release(h)              // the kernel has been answered
+	}()
+	return 0
 }

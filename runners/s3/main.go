@@ -26,6 +26,9 @@ const (
 	exitCredentialRefused = 4
 )
 
+// longestSentence is in bytes: whoever runs this program keeps no more of it.
+const longestSentence = 1024
+
 // An exitError ends the program with a status and one sentence, which holds no secret.
 type exitError struct {
 	status   int
@@ -44,7 +47,11 @@ func main() {
 	if errors.As(err, &exit) {
 		status = exit.status
 	}
-	fmt.Fprintln(os.Stderr, "error:", err)
+	sentence := err.Error()
+	if status != exitUsage {
+		sentence = plain(sentence, longestSentence)
+	}
+	fmt.Fprintln(os.Stderr, "error:", sentence)
 	os.Exit(status)
 }
 
@@ -59,6 +66,9 @@ func run(args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	if o.proxy, err = parseProxy(environment.Proxy); err != nil {
+		return err
+	}
 	broker, err := startBroker(environment.Credentials)
 	if err != nil {
 		return err

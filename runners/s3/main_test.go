@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -355,7 +356,7 @@ func prepare(t testing.TB, s *server, e *endpoint, args ...string) *mount {
 		runVariable + "=1", "AWS_CONTAINER_CREDENTIALS_FULL_URI=" + e.url, "AWS_CONTAINER_AUTHORIZATION_TOKEN=" + endpointToken,
 		// What must not be looked at.
 		"AWS_ACCESS_KEY_ID=AKIAWRONG", "AWS_SECRET_ACCESS_KEY=wrong", "AWS_CA_BUNDLE=/nothing", "AWS_REGION=eu-nowhere-1",
-		"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI=/nothing", "HTTPS_PROXY=http://127.0.0.1:9", "HTTP_PROXY=http://127.0.0.1:9",
+		"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI=/nothing", "HTTPS_PROXY=http://127.0.0.1:9", "HTTP_PROXY=http://127.0.0.1:9", "ALL_PROXY=http://127.0.0.1:9",
 		"RCLONE_BWLIMIT=1B", "RCLONE_S3_ENDPOINT=http://127.0.0.1:9", "RCLONE_S3_ACCESS_KEY_ID=AKIAWRONG", "RCLONE_S3_SECRET_ACCESS_KEY=wrong", "RCLONE_LOG_LEVEL=DEBUG",
 	}
 	m.command.ExtraFiles = []*os.File{device}
@@ -443,15 +444,21 @@ func (m *mount) wait(limit time.Duration) int {
 	}
 }
 
-// within fails the test where do takes longer.
+var errHangs = errors.New("it hangs")
+
+// within fails the test where do takes longer, and waits no longer for it: the end of the
+// runner, which comes with that of the test, ends every call.
 func within(t testing.TB, limit time.Duration, what string, do func() error) error {
 	t.Helper()
-	begun := time.Now()
-	err := do()
-	if took := time.Since(begun); took > limit {
-		t.Errorf("%s took %s, more than %s", what, took, limit)
+	result := make(chan error, 1)
+	go func() { result <- do() }()
+	select {
+	case err := <-result:
+		return err
+	case <-time.After(limit):
+		t.Errorf("%s takes more than %s", what, limit)
+		return errHangs
 	}
-	return err
 }
 
 func pattern(size int) []byte {

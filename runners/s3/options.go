@@ -17,13 +17,15 @@ type options struct {
 	cacheDir            string
 	cacheSize, memory   int64
 	caFile              string
+	proxy               *url.URL
 }
 
 const usage = `node-mounts-s3 --fuse-fd 3 --bucket BUCKET --region REGION --uid UID --gid GID [flags]
 
 Serves a bucket on a FUSE mount whose /dev/fuse descriptor it was given.
 Credentials come from AWS_CONTAINER_CREDENTIALS_FULL_URI, with the token in
-AWS_CONTAINER_AUTHORIZATION_TOKEN.
+AWS_CONTAINER_AUTHORIZATION_TOKEN. NODE_MOUNTS_S3_PROXY is the URL of a proxy
+for all requests to the server.
 
 `
 
@@ -45,7 +47,7 @@ func parse(args []string) (options, error) {
 	flags.UintVar(&o.umask, "umask", 0o002, "what is taken from 0666 for files and 0777 for folders")
 	flags.StringVar(&o.cacheDir, "cache-dir", "", "the `folder` in which written files are collected until they are closed; needed unless --read-only")
 	flags.Int64Var(&o.cacheSize, "cache-size", 1<<30, "`bytes` that the folder may take, what is open for writing included")
-	flags.StringVar(&o.caFile, "ca-file", "", "trust the certificates in this `file` (PEM), and no others")
+	flags.StringVar(&o.caFile, "ca-file", "", "trust the certificates in this `file` (PEM) beside the system's")
 	flags.Int64Var(&o.memory, "memory", 0, "`bytes` of memory to stay below; 0 is no limit")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -90,4 +92,16 @@ func (o options) check(rest []string) error {
 		}
 	}
 	return nil
+}
+
+// parseProxy never repeats what it was given: there may be a password in it.
+func parseProxy(text string) (*url.URL, error) {
+	if text == "" {
+		return nil, nil
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, &exitError{exitUsage, "NODE_MOUNTS_S3_PROXY is no http or https URL"}
+	}
+	return u, nil
 }

@@ -13,6 +13,12 @@ import (
 // Credentials are where credentials are asked for, and the token for it.
 var Credentials = take()
 
+// Proxy is the URL of a proxy for all requests to the server, "" for none. It is no flag:
+// there may be a password in it, and everybody can read a program's arguments.
+var Proxy = proxy()
+
+func proxy() string { return os.Getenv("NODE_MOUNTS_S3_PROXY") }
+
 // Source is an endpoint of container credentials.
 type Source struct{ URL, Token string }
 
