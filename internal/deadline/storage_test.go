@@ -131,18 +131,18 @@ func TestAHungStorageIsAskedByOneCallNowAndThenAndNeverBeyondTheLimit(t *testing
 		defer s.recover()
 		mustHang(t, all(t, &b, 60, s.call))
 		for probes := range 2 {
-			time.Sleep(deadline.Pause - time.Nanosecond)
+			<-time.After(deadline.Pause - time.Nanosecond)
 			mustHang(t, all(t, &b, 60, s.call))
 			if got := s.count(); got != 4+probes {
 				t.Fatalf("asked %d times before the pause is over", got)
 			}
-			time.Sleep(time.Nanosecond)
+			<-time.After(time.Nanosecond)
 			mustHang(t, all(t, &b, 60, s.call))
 			if got := s.count(); got != 5+probes {
 				t.Fatalf("asked %d times after the pause", got)
 			}
 		}
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		mustHang(t, all(t, &b, 60, s.call))
 		if s.count() != shared.Limit || b.Lost() != shared.Limit {
 			t.Errorf("asked %d times, %d threads are lost", s.count(), b.Lost())
@@ -157,11 +157,11 @@ func TestASingleCallThatTakesLongIsTheOnlyOne(t *testing.T) {
 		s.hang()
 		defer s.recover()
 		mustHang(t, all(t, &b, 60, s.call))
-		time.Sleep(deadline.Pause)
+		<-time.After(deadline.Pause)
 		var wg sync.WaitGroup
 		wg.Go(func() { _, _ = deadline.Do(t.Context(), &b, 3*deadline.Pause, s.call, nil, shared) })
 		synctest.Wait()
-		time.Sleep(2 * deadline.Pause)
+		<-time.After(2 * deadline.Pause)
 		if err := ask(t, &b, s); !errors.Is(err, deadline.ErrHung) || s.count() != 5 {
 			t.Errorf("%v, asked %d times", err, s.count())
 		}
@@ -179,7 +179,7 @@ func TestASingleCallThatIsAnsweredEndsTheFindingAlthoughThreadsStayLost(t *testi
 		if err := ask(t, &b, s); !errors.Is(err, deadline.ErrHung) {
 			t.Errorf("before the pause is over: %v", err)
 		}
-		time.Sleep(deadline.Pause)
+		<-time.After(deadline.Pause)
 		kept := shared
 		kept.Kept = true
 		if _, err := deadline.Do(t.Context(), &b, bound, s.call, nil, kept); !errors.Is(err, deadline.ErrHung) || s.count() != 4 {
@@ -207,7 +207,7 @@ func TestOnePlaceThatHangsIsNotTheStorage(t *testing.T) {
 		var err error
 		wg.Go(func() { err = ask(t, &b, bad) })
 		synctest.Wait()
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		mustAnswer(t, []error{ask(t, &b, good)})
 		wg.Wait()
 		mustHang(t, []error{err})
@@ -224,7 +224,7 @@ func TestWhatTheKernelKeepsIsNoAnswerOfTheStorage(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = ask(t, &b, bad) })
 		synctest.Wait()
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		kept := shared
 		kept.Kept = true
 		if _, err := deadline.Do(t.Context(), &b, bound, kernel.call, nil, kept); err != nil {
@@ -247,13 +247,13 @@ func TestManyPlacesThatHangLeaveTheOthersWithoutATurnAndNotHung(t *testing.T) {
 		for range shared.Limit {
 			wg.Go(func() { _ = ask(t, &b, bad) })
 			synctest.Wait()
-			time.Sleep(bound - time.Second)
+			<-time.After(bound - time.Second)
 			began := time.Now()
 			_ = ask(t, &b, good) // whoever waits while the last thread is lost waits no longer
 			if took := time.Since(began); took > time.Second {
 				t.Errorf("another place was waited for for %s", took)
 			}
-			time.Sleep(2 * time.Second)
+			<-time.After(2 * time.Second)
 		}
 		wg.Wait()
 		if b.Lost() != shared.Limit {
@@ -301,7 +301,7 @@ func TestCallsBeginAgainWhenTheFirstLostOneComesBackAndStayWithinTheLimit(t *tes
 func TestWhoWaitsForASlowStorageHasATurnAndNotForLongerThanABound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b deadline.Budget
-		slow := func() (int, error) { time.Sleep(2 * time.Second); return 1, nil }
+		slow := func() (int, error) { <-time.After(2 * time.Second); return 1, nil }
 		mustAnswer(t, all(t, &b, 3*shared.AtOnce, slow)) // the last begin after 4 s
 		began, none := time.Now(), 0
 		for _, err := range all(t, &b, 10*shared.AtOnce, slow) {
