@@ -38,22 +38,28 @@ func (a *Agent) userspaceOf(claim Claim) *delivery.Process {
 func userspace(e journal.Entry) bool { return e.Delivery() == grant.DeliveryProcess }
 
 // recoverUserspace takes over the processes that an earlier agent started. Where the
-// keeper does not answer, it goes on asking: the Pods whose mounts are processes wait
-// for it, and no others.
+// keeper does not answer, or one of them could not be taken over, it goes on trying: the
+// Pods whose mounts are processes wait for it, and no others.
 func (a *Agent) recoverUserspace(ctx context.Context) {
 	if a.Keeper == nil {
 		return
 	}
-	if err := a.userspace.Recover(ctx, a.standingUserspace); err == nil {
+	err := a.userspace.Recover(ctx, a.standingUserspace)
+	if err == nil {
 		return
 	}
-	a.Log.Warn("the keeper does not answer: filesystem processes wait for it")
+	a.Log.Warn("filesystem processes wait to be taken over", "error", err)
 	go func() {
-		for bug.Guard(a.Log, func() error { return a.userspace.Recover(a.life, a.standingUserspace) }) != nil {
+		pause := keeperPause
+		for err != nil {
 			select {
 			case <-a.life.Done():
 				return
-			case <-a.Clock.After(keeperPause):
+			case <-a.Clock.After(pause):
+			}
+			err = bug.Guard(a.Log, func() error { return a.userspace.Recover(a.life, a.standingUserspace) })
+			if errors.Is(err, delivery.ErrNotAdopted) {
+				pause = min(2*pause, lastRetry)
 			}
 		}
 		for _, s := range a.standingUserspace() {
@@ -96,7 +102,8 @@ func (a *Agent) tendProcesses(ctx context.Context, s *podState, tree *beneath.Di
 			continue
 		}
 		err := a.userspace.Fault(s.j.UID, e.Target)
-		if errors.Is(err, delivery.ErrNotRecovered) && a.Clock.Since(s.since) < patience {
+		unknown := errors.Is(err, delivery.ErrNotRecovered) || errors.Is(err, delivery.ErrNotAdopted)
+		if unknown && a.Clock.Since(s.since) < patience {
 			return notYet("%s", err)
 		}
 		s.noteDead(e.Target, err)

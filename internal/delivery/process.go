@@ -349,6 +349,9 @@ func explainProcess(err error) (grant.Code, string) {
 	if errors.Is(err, ErrNoKeeper) {
 		return grant.CodeMountFailed, ErrNoKeeper.Error() + ": see whether its Pod runs there; the agent goes on trying"
 	}
+	if errors.Is(err, ErrNotAdopted) {
+		return grant.CodeNotReady, ErrNotAdopted.Error() + ": it runs on, and the agent goes on trying"
+	}
 	if errors.Is(err, ErrNotRecovered) {
 		return grant.CodeNotReady, ErrNotRecovered.Error()
 	}

@@ -3,6 +3,8 @@ package delivery
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/datalayer/node-mounts/grant"
@@ -31,12 +33,18 @@ func (d *Process) Recovering() bool { return d.Keeper != nil && !d.ready() }
 
 // Recover takes over the processes that an earlier agent started. Those that serve
 // nothing that stands are ended; mounts that nobody serves are known to be dead.
-// Until it has succeeded, nothing is started. standing says what stands now: the keeper
-// may answer long after the agent started, and what was taken away meanwhile is to keep
-// no process. Errors: ErrNoKeeper.
+// Until the keeper has answered, nothing is started. standing says what stands now: the
+// keeper may answer long after the agent started, and what was taken away meanwhile is to
+// keep no process.
+//
+// Errors: ErrNoKeeper, and ErrNotAdopted where the processes of some mounts run and could
+// not be taken over. These are left as they are, and Recover is to be called again.
 func (d *Process) Recover(ctx context.Context, standing func() []Standing) error {
-	if d.Keeper == nil || d.ready() {
+	if d.Keeper == nil {
 		return nil
+	}
+	if d.ready() {
+		return d.adoptAgain(ctx)
 	}
 	info, children, err := d.Keeper.List(ctx)
 	if err != nil {
@@ -50,12 +58,13 @@ func (d *Process) Recover(ctx context.Context, standing func() []Standing) error
 	}
 	found := standing()
 	for _, s := range found {
-		c, ok := serving[useOf(s.UID, s.Target)+" "+s.Dev.String()]
-		if ok && d.adopt(ctx, s, c, info) == nil {
-			continue
+		if c, ok := serving[useOf(s.UID, s.Target)+" "+s.Dev.String()]; ok {
+			d.found(s, c, info)
+		} else {
+			d.missing(s)
 		}
-		d.missing(s)
 	}
+	err = d.adoptAgain(ctx)
 	d.mu.Lock()
 	d.recovered = true
 	d.mu.Unlock()
@@ -67,7 +76,7 @@ func (d *Process) Recover(ctx context.Context, standing func() []Standing) error
 		}
 	}
 	d.Tend(ctx)
-	return nil
+	return err
 }
 
 func noteOf(c keeper.Child) note {
@@ -76,34 +85,109 @@ func noteOf(c keeper.Child) note {
 	return n
 }
 
-// adopt goes on watching a process.
-func (d *Process) adopt(ctx context.Context, s Standing, c keeper.Child, info keeper.Info) error {
-	p := &process{
-		use: c.Use, uid: s.UID, target: s.Target, kind: s.Kind, user: c.UID, dev: s.Dev, since: d.Clock.Now(),
+// ErrNotAdopted: a process runs, and this agent could not take it over yet.
+var ErrNotAdopted = errors.New("the agent has not taken over the filesystem's process yet")
+
+// adoption is a process that an earlier agent started, until it is taken over.
+type adoption struct {
+	standing Standing
+	child    keeper.Child
+	info     keeper.Info
+	err      error // what the last try ended with
+}
+
+// found says that a process serves a mount, and is to be taken over.
+func (d *Process) found(s Standing, c keeper.Child, info keeper.Info) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.put(&process{
+		use: c.Use, uid: s.UID, target: s.Target, kind: s.Kind, user: c.UID, dev: s.Dev, id: c.ID, since: d.Clock.Now(),
+		adoption: &adoption{standing: s, child: c, info: info},
+	})
+}
+
+// adoptAgain takes over what has been found and not been taken over yet. A mount is dead
+// only where the keeper says that its process has ended: an answer that was lost says
+// nothing, and a process that was ended for it would take the tenant's open files along.
+func (d *Process) adoptAgain(ctx context.Context) error {
+	var failed error
+	for _, p := range d.unadopted() {
+		again := p.adoption.err != nil
+		err := d.adopt(ctx, p)
+		switch {
+		case err == nil:
+		case errors.Is(err, keeper.ErrEnded) || errors.Is(err, keeper.ErrUnknownChild):
+			d.lost(p)
+		default:
+			d.Log.Warn("taking over a filesystem's process: it is left as it is", "use", p.use, "child", p.id, "error", err)
+			d.mu.Lock()
+			p.adoption.err = err
+			d.mu.Unlock()
+			failed = errors.Join(failed, fmt.Errorf("%w: %s: %w", ErrNotAdopted, p.use, err))
+			continue
+		}
+		if again {
+			d.News(p.uid)
+		}
 	}
-	runner := d.Runners[s.Kind]
+	return failed
+}
+
+func (d *Process) unadopted() []*process {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []*process
+	for _, p := range d.running {
+		if p.adoption != nil {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// adopt goes on watching a process.
+func (d *Process) adopt(ctx context.Context, p *process) error {
+	a := p.adoption
+	runner := d.Runners[p.kind]
 	if runner == nil {
 		return errNoRunner
 	}
-	pidfd, err := d.Keeper.Pidfd(ctx, c.ID)
+	pidfd, err := d.Keeper.Pidfd(ctx, p.id)
 	if err != nil {
 		return err
 	}
-	p.finish, err = runner.Resume(ctx, noteOf(c).Runner, s.Secret, Place{Info: info}, func(err error) { d.credential(p, err) })
+	finish, err := runner.Resume(ctx, noteOf(a.child).Runner, a.standing.Secret, Place{Info: a.info}, func(err error) { d.credential(p, err) })
 	if err != nil {
 		pidfd.Close()
-		d.Log.Warn("taking over a filesystem's process", "use", c.Use, "error", err)
 		return err
 	}
 	d.mu.Lock()
-	d.put(p)
+	taken := d.running[p.use] != p // its mount was taken away meanwhile, and it was told to end
+	if !taken {
+		p.adoption, p.finish, p.ended = nil, finish, make(chan struct{})
+	}
 	d.mu.Unlock()
-	d.watch(p, c.ID, pidfd)
-	d.Log.Info("took over a filesystem's process", "use", c.Use, "child", c.ID)
+	if taken {
+		pidfd.Close()
+		finish()
+		return nil
+	}
+	d.await(p, pidfd)
+	d.Log.Info("took over a filesystem's process", "use", p.use, "child", p.id)
 	return nil
 }
 
 var errNoRunner = &ProcessError{grant.CodeProcessUnsupported, "this agent runs no filesystem process of this kind"}
+
+// lost says that a process has ended before it was taken over.
+func (d *Process) lost(p *process) {
+	d.mu.Lock()
+	if d.running[p.use] == p {
+		d.put(unserved(p.adoption.standing))
+	}
+	d.mu.Unlock()
+	d.release(p)
+}
 
 // put makes p the one that serves its mount. d.mu is held.
 func (d *Process) put(p *process) {
@@ -121,12 +205,16 @@ func (d *Process) put(p *process) {
 
 // missing is a standing mount that no process serves.
 func (d *Process) missing(s Standing) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.put(unserved(s))
+}
+
+func unserved(s Standing) *process {
 	p := &process{use: useOf(s.UID, s.Target), uid: s.UID, target: s.Target, kind: s.Kind, dev: s.Dev, ended: make(chan struct{})}
 	p.exit = &ProcessError{grant.CodeMountDead, "the filesystem's process has ended while no agent watched it: another one is started"}
 	close(p.ended)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.put(p)
+	return p
 }
 
 // Tend ends the processes that serve nothing: of a start that an agent did not live

@@ -37,7 +37,8 @@ type process struct {
 	user             int
 	id               string // the keeper's, once it runs
 	dev              mnt.Dev
-	finish           func() // Run.End
+	finish           func()    // Run.End
+	adoption         *adoption // until it is taken over, where an earlier agent started it
 
 	ended      chan struct{} // closed with it; nil before it runs
 	exit       error         // why it ended
@@ -106,19 +107,16 @@ func (d *Process) abandon(p *process) {
 // stop tells a process to end, and gives back what it has.
 func (d *Process) stop(p *process, grace time.Duration) {
 	d.mu.Lock()
-	id, ended := p.id, p.ended
+	id, watched, ended := p.id, p.ended != nil, p.hasEnded()
 	if p.hung {
 		grace = 0
 	}
 	d.mu.Unlock()
-	if ended == nil {
+	if !watched {
 		d.release(p)
-		return
 	}
-	select {
-	case <-ended:
+	if id == "" || ended {
 		return
-	default:
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.Life), endPatience)
 	defer cancel()
@@ -148,7 +146,7 @@ func (d *Process) release(p *process) {
 	d.mu.Lock()
 	delete(d.users, p.user)
 	finish := p.finish
-	p.finish = nil
+	p.finish, p.user = nil, 0
 	d.mu.Unlock()
 	if finish != nil {
 		finish()
@@ -160,6 +158,10 @@ func (d *Process) watch(p *process, id string, pidfd *os.File) {
 	d.mu.Lock()
 	p.id, p.ended = id, make(chan struct{})
 	d.mu.Unlock()
+	d.await(p, pidfd)
+}
+
+func (d *Process) await(p *process, pidfd *os.File) {
 	go func() {
 		err := procs.Ended(d.Life, pidfd)
 		pidfd.Close()
@@ -343,7 +345,7 @@ func (d *Process) gone(uid, target string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := d.running[useOf(uid, target)]
-	return p == nil && d.Keeper != nil && !d.recovered || p != nil && p.hasEnded()
+	return p == nil && d.Keeper != nil && !d.recovered || p != nil && (p.hasEnded() || p.adoption != nil)
 }
 
 // credential is told what becomes of the credential of a process.
@@ -375,6 +377,8 @@ func (d *Process) Fault(uid, target string) error {
 	switch {
 	case p.hasEnded():
 		return p.exit
+	case p.adoption != nil:
+		return ErrNotAdopted
 	case p.hung:
 		return errHung
 	case p.credential != nil:
