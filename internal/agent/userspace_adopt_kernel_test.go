@@ -85,7 +85,10 @@ func TestAnAnswerThatIsLostWhileTheAgentIsReplacedCostsATenantNothing(t *testing
 			n.Restart()
 			p.Pass()
 			must(t, n.Agent.Sweep(t.Context()))
-			within(t, "it was taken over", func() bool { p.Pass(); return kept.given() == 1+len(fails.resume) && n.keeper.PID(p.UID+"/data") == pid })
+			within(t, "it was taken over", func() bool {
+				p.Pass()
+				return kept.given() == 1+len(fails.resume) && n.keeper.PID(p.UID+"/data") == pid
+			})
 			within(t, "no pass is asked for", func() bool { p.Pass(); return !n.API.Queued(p.UID) })
 			if got, err := c.HeldRead(h); err != nil || string(got) != "a.txt\n" {
 				t.Errorf("the tenant's open file: %q, %v", got, err)

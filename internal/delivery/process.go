@@ -161,6 +161,7 @@ func (d *Process) Restore(ctx context.Context, tree *beneath.Dir, m plan.Mount, 
 	rec, err := d.Table.Swap(made, tree, m.Target())
 	if err != nil {
 		d.abandon(p)
+		d.NotRestored(podOf(tree), m.Target(), err)
 		return mnt.Record{}, err
 	}
 	d.serves(p)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"unicode/utf8"
 
@@ -95,22 +96,23 @@ const moveMountBeneath = 0x200
 // Swap implements Table. The new mount is put beneath the old one, which is then
 // detached: there is no instant without a mount. Before Linux 6.5 the old one is
 // detached first. Nothing is ever attached on top: dead mounts would pile up.
+//
+// Where the old one cannot be detached, the new one stays beneath it, where nobody sees
+// it and nothing takes it away but the end of the old one: so a Swap begins with what
+// an earlier one has left, and makes nothing before that has gone.
 func (k *Kernel) Swap(m Detached, dir *beneath.Dir, name string) (Record, error) {
 	d, ok := m.(*detached)
 	if !ok {
 		return Record{}, wrap("swap", dir, fmt.Errorf("a mount of another table: %T", m))
 	}
-	old, err := dir.Open(name)
+	if err := k.unpile(dir, name); err != nil {
+		return Record{}, err
+	}
+	old, err := k.openMount(dir, name)
 	if err != nil {
 		return Record{}, err
 	}
-	place, err := k.At(old)
-	if err == nil && !place.MountRoot {
-		err = ErrNotMounted
-	}
-	if err == nil {
-		err = unix.MoveMount(d.fd, "", old.Fd(), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath)
-	}
+	err = unix.MoveMount(d.fd, "", old.Fd(), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveMountBeneath)
 	old.Close()
 	if errors.Is(err, unix.EINVAL) {
 		return k.replace(d, dir, name)
@@ -124,11 +126,89 @@ func (k *Kernel) Swap(m Detached, dir *beneath.Dir, name string) (Record, error)
 	return k.record(d.fd, d.flags), nil
 }
 
-// replace is Swap for kernels that mount beneath nothing.
+// openMount opens the root of the mount on the directory name in dir. Errors:
+// ErrNotMounted.
+func (k *Kernel) openMount(dir *beneath.Dir, name string) (*beneath.Dir, error) {
+	root, err := dir.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	place, err := k.At(root)
+	if err == nil && !place.MountRoot {
+		err = wrap("swap", dir, ErrNotMounted)
+	}
+	if err != nil {
+		root.Close()
+		return nil, err
+	}
+	return root, nil
+}
+
+// unpile detaches what stands on another mount of the same place, so that one is left.
+func (k *Kernel) unpile(dir *beneath.Dir, name string) error {
+	for {
+		piled, err := k.piled(dir, name)
+		if err != nil || !piled {
+			return err
+		}
+		if err := k.Unmount(dir, name, true); err != nil {
+			return err
+		}
+	}
+}
+
+// piled tells whether the mount on the directory name in dir stands on another one.
+func (k *Kernel) piled(dir *beneath.Dir, name string) (bool, error) {
+	top, err := k.openMount(dir, name)
+	if err != nil {
+		return false, err
+	}
+	defer top.Close()
+	var stx unix.Statx_t
+	if err := unix.Statx(top.Fd(), "", statxFlags, unix.STATX_MNT_ID, &stx); err != nil {
+		return false, wrap("statx", top, err)
+	}
+	mounts, err := k.List()
+	if err != nil {
+		return false, err
+	}
+	i := slices.IndexFunc(mounts, func(m Mount) bool { return uint64(m.ID) == stx.Mnt_id })
+	return i >= 0 && slices.ContainsFunc(mounts, func(on Mount) bool {
+		return on.ID == mounts[i].Parent && on.Point == mounts[i].Point
+	}), nil
+}
+
+// replace is Swap for kernels that mount beneath nothing. Where the new mount cannot be
+// attached, the old one comes back.
 func (k *Kernel) replace(d *detached, dir *beneath.Dir, name string) (Record, error) {
+	old, err := k.openMount(dir, name)
+	if err != nil {
+		return Record{}, err
+	}
+	defer old.Close()
+	before, err := clone(old)
+	if err != nil {
+		return Record{}, wrap("clone", old, err)
+	}
+	defer unix.Close(before)
+	if err := setattr(before, unix.AT_RECURSIVE, 0, unix.MS_PRIVATE); err != nil {
+		return Record{}, wrap("make private", old, err)
+	}
 	if err := k.Unmount(dir, name, true); err != nil {
 		return Record{}, err
 	}
+	rec, err := k.attachAt(d, dir, name)
+	if err == nil {
+		return rec, nil
+	}
+	back := unix.MoveMount(before, "", dir.Fd(), name, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	if back != nil {
+		back = wrap("put back what was there in", dir, back)
+	}
+	return Record{}, errors.Join(err, back)
+}
+
+func (k *Kernel) attachAt(d *detached, dir *beneath.Dir, name string) (Record, error) {
 	target, err := dir.OpenTarget(name)
 	if err != nil {
 		return Record{}, err

@@ -199,7 +199,8 @@ type Table interface {
 	Attach(m Detached, target *beneath.Dir) (Record, error)
 	// Swap attaches what Mount made in the place of the mount that stands on the
 	// directory name in dir, and detaches that one, whoever uses it. Where the kernel
-	// can (Linux 6.5), there is no instant without a mount. Errors: ErrNotMounted.
+	// can (Linux 6.5), there is no instant without a mount. One that fails leaves what it
+	// found, or what the next one takes away. Errors: ErrNotMounted.
 	Swap(m Detached, dir *beneath.Dir, name string) (Record, error)
 	// Abort ends the FUSE connection of a filesystem: calls into it that wait, and all
 	// later ones, fail. Where there is none it does nothing.
