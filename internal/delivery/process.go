@@ -235,14 +235,16 @@ func (d *Process) hand(ctx context.Context, p *process, made mnt.Detached, run *
 	if err != nil {
 		return err
 	}
-	p.dev = place.Dev
+	if p.conn, err = d.Table.Connection(place.Dev); err != nil {
+		return err
+	}
 	program, err := os.Open(run.Program)
 	if err != nil {
 		return &ProcessError{grant.CodeProcessUnsupported, "the agent's image has no " + run.Program}
 	}
 	defer program.Close()
 	_, child, pidfd, err := d.Keeper.Start(ctx, keeper.Start{
-		Use: p.use, Note: note{Dev: p.dev, Runner: run.Note}.encode(), Args: run.Args, Env: run.Env, UID: p.user, GID: p.user,
+		Use: p.use, Note: note{Dev: place.Dev, Runner: run.Note}.encode(), Args: run.Args, Env: run.Env, UID: p.user, GID: p.user,
 		Memory: run.Memory, CacheName: cache, Program: program, Files: append([]*os.File{device}, run.Files...),
 	})
 	if err != nil {
@@ -290,6 +292,7 @@ func (d *Process) Undo(ctx context.Context, tree *beneath.Dir, target string, de
 		if detach {
 			d.sever(p)
 		}
+		d.part(p)
 	}
 	return err
 }
@@ -298,6 +301,7 @@ func (d *Process) Undo(ctx context.Context, tree *beneath.Dir, target string, de
 func (d *Process) Unused(uid, target string) {
 	if p := d.take(uid, target); p != nil {
 		d.stop(p, stopGrace)
+		d.part(p)
 	}
 }
 

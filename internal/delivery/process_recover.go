@@ -21,6 +21,17 @@ type Standing struct {
 	Secret      secret.Ref // without a name: none
 }
 
+// connection opens the connection of a standing mount, nil where that cannot be done: the
+// mount is served all the same.
+func (d *Process) connection(s Standing) mnt.Connection {
+	conn, err := d.Table.Connection(s.Dev)
+	if err != nil {
+		d.Log.Warn("opening a filesystem's connection", "pod", s.UID, "target", s.Target, "error", err)
+		return nil
+	}
+	return conn
+}
+
 // ready tells whether it is known which processes run.
 func (d *Process) ready() bool {
 	d.mu.Lock()
@@ -58,11 +69,15 @@ func (d *Process) Recover(ctx context.Context, standing func() []Standing) error
 	}
 	found := standing()
 	for _, s := range found {
+		p := unserved(s)
 		if c, ok := serving[useOf(s.UID, s.Target)+" "+s.Dev.String()]; ok {
-			d.found(s, c, info)
-		} else {
-			d.missing(s)
+			p = d.found(s, c, info)
 		}
+		// The number is the mount's own while that stands, which is looked at again below.
+		p.conn = d.connection(s)
+		d.mu.Lock()
+		d.put(p)
+		d.mu.Unlock()
 	}
 	err = d.adoptAgain(ctx)
 	d.mu.Lock()
@@ -96,14 +111,12 @@ type adoption struct {
 	err      error // what the last try ended with
 }
 
-// found says that a process serves a mount, and is to be taken over.
-func (d *Process) found(s Standing, c keeper.Child, info keeper.Info) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.put(&process{
-		use: c.Use, uid: s.UID, target: s.Target, kind: s.Kind, user: c.UID, dev: s.Dev, id: c.ID, since: d.Clock.Now(),
+// found is a process that serves a mount, and is to be taken over.
+func (d *Process) found(s Standing, c keeper.Child, info keeper.Info) *process {
+	return &process{
+		use: c.Use, uid: s.UID, target: s.Target, kind: s.Kind, user: c.UID, id: c.ID, since: d.Clock.Now(),
 		adoption: &adoption{standing: s, child: c, info: info},
-	})
+	}
 }
 
 // adoptAgain takes over what has been found and not been taken over yet. A mount is dead
@@ -183,7 +196,9 @@ var errNoRunner = &ProcessError{grant.CodeProcessUnsupported, "this agent runs n
 func (d *Process) lost(p *process) {
 	d.mu.Lock()
 	if d.running[p.use] == p {
-		d.put(unserved(p.adoption.standing))
+		dead := unserved(p.adoption.standing)
+		dead.conn, p.conn = p.conn, nil
+		d.put(dead)
 	}
 	d.mu.Unlock()
 	d.release(p)
@@ -203,15 +218,9 @@ func (d *Process) put(p *process) {
 	}
 }
 
-// missing is a standing mount that no process serves.
-func (d *Process) missing(s Standing) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.put(unserved(s))
-}
-
+// unserved is a standing mount that no process serves.
 func unserved(s Standing) *process {
-	p := &process{use: useOf(s.UID, s.Target), uid: s.UID, target: s.Target, kind: s.Kind, dev: s.Dev, ended: make(chan struct{})}
+	p := &process{use: useOf(s.UID, s.Target), uid: s.UID, target: s.Target, kind: s.Kind, ended: make(chan struct{})}
 	p.exit = &ProcessError{grant.CodeMountDead, "the filesystem's process has ended while no agent watched it: another one is started"}
 	close(p.ended)
 	return p

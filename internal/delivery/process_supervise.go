@@ -35,10 +35,10 @@ type process struct {
 	use, uid, target string
 	kind             grant.Kind
 	user             int
-	id               string // the keeper's, once it runs
-	dev              mnt.Dev
-	finish           func()    // Run.End
-	adoption         *adoption // until it is taken over, where an earlier agent started it
+	id               string         // the keeper's, once it runs
+	conn             mnt.Connection // of the filesystem; nil where it is not known
+	finish           func()         // Run.End
+	adoption         *adoption      // until it is taken over, where an earlier agent started it
 
 	ended      chan struct{} // closed with it; nil before it runs
 	exit       error         // why it ended
@@ -102,6 +102,7 @@ func (d *Process) abandon(p *process) {
 	delete(d.coming, p.use)
 	d.mu.Unlock()
 	d.stop(p, 0)
+	d.part(p)
 }
 
 // stop tells a process to end, and gives back what it has.
@@ -131,13 +132,28 @@ func (d *Process) stop(p *process, grace time.Duration) {
 
 // sever ends the connection of a filesystem: a process that is stopped or hangs ends
 // no call by itself. One that runs takes it for an unmount, and goes on to store what
-// was written.
+// was written. It is never found by its device number here: its mount may have gone, and
+// the number be that of another Pod's filesystem by now.
 func (d *Process) sever(p *process) {
-	if p.dev == (mnt.Dev{}) {
+	d.mu.Lock()
+	conn := p.conn
+	d.mu.Unlock()
+	if conn == nil {
 		return
 	}
-	if err := d.Table.Abort(p.dev); err != nil {
+	if err := conn.Abort(); err != nil {
 		d.Log.Warn("aborting a filesystem's connection", "use", p.use, "error", err)
+	}
+}
+
+// part closes what is held of a process's filesystem: there is nothing left to sever.
+func (d *Process) part(p *process) {
+	d.mu.Lock()
+	conn := p.conn
+	p.conn = nil
+	d.mu.Unlock()
+	if conn != nil {
+		conn.Close()
 	}
 }
 
@@ -288,7 +304,8 @@ func (d *Process) explainEnd(ctx context.Context, p *process, err error) error {
 func (d *Process) serves(p *process) {
 	d.mu.Lock()
 	p.since = d.Clock.Now()
-	if old := d.running[p.use]; old != nil {
+	old := d.running[p.use]
+	if old != nil {
 		p.deaths = old.deaths
 	}
 	delete(d.coming, p.use)
@@ -298,6 +315,9 @@ func (d *Process) serves(p *process) {
 		p.died(d.Clock.Now())
 	}
 	d.mu.Unlock()
+	if old != nil {
+		d.part(old)
+	}
 	if ended {
 		d.News(p.uid)
 	}

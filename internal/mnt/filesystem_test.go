@@ -114,3 +114,74 @@ func TestTheKernelsOwnWordsAreInTheError(t *testing.T) {
 		t.Errorf("it reads %q", err)
 	}
 }
+
+// served is a FUSE filesystem that nobody serves yet: its first request waits in the
+// device.
+func served(t *testing.T, table *mnt.Kernel) (mnt.Detached, *os.File, mnt.Dev) {
+	t.Helper()
+	fs, device, err := mnt.FUSE("test", "test")
+	must(t, err)
+	m, err := table.Mount(fs, 0)
+	must(t, err)
+	root, err := m.Root()
+	must(t, err)
+	defer root.Close()
+	place, err := table.At(root)
+	must(t, err)
+	return m, device, place.Dev
+}
+
+// serves tells whether the connection of a device has not been aborted.
+func serves(t *testing.T, device *os.File) bool {
+	t.Helper()
+	_, err := unix.Read(int(device.Fd()), make([]byte, 1<<17))
+	if err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ECONNABORTED) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func TestAConnectionIsAborted(t *testing.T) {
+	table := &mnt.Kernel{}
+	m, device, dev := served(t, table)
+	defer m.Close()
+	defer device.Close()
+	conn, err := table.Connection(dev)
+	must(t, err)
+	defer conn.Close()
+	must(t, conn.Abort())
+	if serves(t, device) {
+		t.Error("it can be served on")
+	}
+	must(t, conn.Abort())
+}
+
+func TestAConnectionThatHasGoneIsNotTheOneThatHasItsNumberByNow(t *testing.T) {
+	table := &mnt.Kernel{}
+	for range 100 {
+		m, device, dev := served(t, table)
+		conn, err := table.Connection(dev)
+		must(t, err)
+		m.Close()
+		device.Close()
+		next, other, number := served(t, table)
+		must(t, conn.Abort())
+		conn.Close()
+		alive := serves(t, other)
+		next.Close()
+		other.Close()
+		if !alive {
+			t.Fatalf("%v was aborted with %v", number, dev)
+		}
+		if number == dev {
+			return
+		}
+	}
+	t.Skip("others on this machine got the number each time")
+}
+
+func TestThereIsNoConnectionOfWhatIsNoFUSE(t *testing.T) {
+	if _, err := (&mnt.Kernel{}).Connection(mnt.Dev{Minor: 1 << 19}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it says %v", err)
+	}
+}

@@ -56,38 +56,48 @@ func cut(source string) string {
 	return source[:end] + "…"
 }
 
-// Abort ends the FUSE connection of the filesystem with this device number: every
-// call into it that waits fails at once, and every later one too. It is no error
-// where there is none.
-func (k *Kernel) Abort(dev Dev) error {
-	if err := abort(dev); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("abort the FUSE connection %s: %w", dev, err)
+// connection is the kernel's Connection: the control file of this connection. It keeps
+// neither the connection nor a mount, and once the connection has gone it is that of
+// none, whatever filesystem has the device number by then.
+type connection struct{ abort *os.File }
+
+func (c connection) Close() { c.abort.Close() }
+
+func (c connection) Abort() error {
+	if _, err := c.abort.WriteString("1"); err != nil {
+		return fmt.Errorf("abort a FUSE connection: %w", err)
 	}
 	return nil
 }
 
-// abort goes through a mount of the control filesystem that is attached nowhere: a
-// container does not see the node's.
-func abort(dev Dev) error {
+// Connection implements Table. It goes through a mount of the control filesystem that is
+// attached nowhere: a container does not see the node's.
+func (k *Kernel) Connection(dev Dev) (Connection, error) {
+	file, err := control(dev)
+	if err != nil {
+		return nil, fmt.Errorf("open the FUSE connection %s: %w", dev, err)
+	}
+	return connection{file}, nil
+}
+
+func control(dev Dev) (*os.File, error) {
 	fd, err := superblock(Filesystem{Type: "fusectl", Source: "none"})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer unix.Close(fd)
 	mfd, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer unix.Close(mfd)
 	// The folder of a connection is called by its whole device number, which is the
 	// minor alone: FUSE has major 0.
 	file, err := unix.Openat(mfd, fmt.Sprintf("%d/abort", dev.Minor), unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer unix.Close(file)
-	_, err = unix.Write(file, []byte("1"))
-	return err
+	return os.NewFile(uintptr(file), "abort"), nil
 }
 
 // moveMountBeneath is MOVE_MOUNT_BENEATH (Linux 6.5), which x/sys does not name.

@@ -170,6 +170,14 @@ type Place struct {
 	MountRoot bool
 }
 
+// Connection is one FUSE connection, and never another one.
+type Connection interface {
+	// Abort ends it: calls into its filesystem that wait, and all later ones, fail. Where
+	// it has gone already, it does nothing.
+	Abort() error
+	Close()
+}
+
 // Table makes, finds and removes mounts. Implementations are safe for
 // concurrent use. The kernel's is Kernel; mnttest has one in memory. Both pass
 // mnttest.Conform.
@@ -202,9 +210,10 @@ type Table interface {
 	// can (Linux 6.5), there is no instant without a mount. One that fails leaves what it
 	// found, or what the next one takes away. Errors: ErrNotMounted.
 	Swap(m Detached, dir *beneath.Dir, name string) (Record, error)
-	// Abort ends the FUSE connection of a filesystem: calls into it that wait, and all
-	// later ones, fail. Where there is none it does nothing.
-	Abort(dev Dev) error
+	// Connection opens the FUSE connection of the filesystem that has this device number
+	// now. Numbers are given again at once: it is to be opened while a mount of the
+	// filesystem is known to stand, and asked afterwards.
+	Connection(dev Dev) (Connection, error)
 
 	// Unmount takes exactly one mount, the topmost, off the directory name in
 	// dir. With lazy it is detached although it is in use (MNT_DETACH): it goes
