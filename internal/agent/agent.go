@@ -173,7 +173,7 @@ type podState struct {
 	counted bool
 	// failures are grants that failed, and when each is tried again.
 	failures map[string]failure
-	// underway are grants whose content is being made.
+	// underway are grants whose content, or whose process, is being made.
 	underway map[string]underway
 	// seen are targets proven visible, by container id.
 	seen map[string]map[string]bool
@@ -228,6 +228,7 @@ func (a *Agent) podsDir() string { return filepath.Join(a.Root, "pods") }
 // Close closes the agent's folders. Every mount is left standing.
 func (a *Agent) Close() {
 	a.contents.Close()
+	a.userspace.Close()
 	a.pods.Close()
 	a.store.Close()
 }

@@ -17,12 +17,25 @@ import (
 	"github.com/datalayer/node-mounts/internal/proof"
 )
 
-// contentPatience is how long the answer to a set waits for content that is being
-// made, where there is something else to answer: most repositories are there by
-// then, and whoever waits for a home folder of the same set does not wait longer.
+// contentPatience is how long the answer to a set waits for what is being made, where
+// there is something else to answer: most repositories and buckets are there by then,
+// and whoever waits for a home folder of the same set does not wait longer.
 const contentPatience = 5 * time.Second
 
-// underway is a grant whose content is being made.
+// backgroundOf is the delivery of a kind that may be under way.
+func (a *Agent) backgroundOf(kind grant.Kind) delivery.Background {
+	info, _ := kind.Info()
+	d, _ := a.by[info.Delivery].(delivery.Background)
+	return d
+}
+
+// making tells whether what m mounts is being made.
+func (a *Agent) making(uid string, m plan.Mount) bool {
+	d := a.backgroundOf(m.Kind())
+	return d != nil && d.Making(uid, m)
+}
+
+// underway is a grant of which is being made what it mounts.
 type underway struct {
 	identity plan.Identity
 	since    time.Time
@@ -63,15 +76,15 @@ func (a *Agent) setAside(s *podState, r *delivered) bool {
 	return true
 }
 
-// abandon ends the making of contents that are not asked for any more.
+// abandon ends the making of what is not asked for any more.
 func (a *Agent) abandon(s *podState, asked []plan.Mount) {
 	for target, u := range s.underway {
 		if slices.ContainsFunc(asked, func(m plan.Mount) bool { return m.Target() == target && m.Identity() == u.identity }) {
 			continue
 		}
 		delete(s.underway, target)
-		a.contents.Abandon(s.j.UID, target)
-		a.Log.Info("a checkout is not asked for any more", "pod", s.j.Ref(), "target", target)
+		a.backgroundOf(u.identity.Kind).Abandon(s.j.UID, target)
+		a.Log.Info("what was being made is not asked for any more", "pod", s.j.Ref(), "target", target, "kind", u.identity.Kind)
 	}
 }
 
@@ -79,7 +92,7 @@ func (a *Agent) abandon(s *podState, asked []plan.Mount) {
 // is the event of its end.
 func (a *Agent) tellUnderway(s *podState, p plan.Pod) {
 	for target, u := range s.underway {
-		if u.told {
+		if u.told || !fetched(u.identity) {
 			continue
 		}
 		u.told = true
@@ -89,10 +102,10 @@ func (a *Agent) tellUnderway(s *podState, p plan.Pod) {
 	}
 }
 
-// awaitContent says how long the answer waits for content that is being made, 0 when
-// it is to be given now. A set of which nothing else is to be told waits for its
-// content to the end, which has a limit of its own: an answer that says "not yet"
-// would only be taken for one that says no.
+// awaitContent says how long the answer waits for what is being made, 0 when it is to be
+// given now. A set of which nothing else is to be told waits for it to the end, which has
+// a limit of its own: an answer that says "not yet" would only be taken for one that says
+// no.
 func (a *Agent) awaitContent(s *podState, p plan.Pod, hash string, failed outcome) time.Duration {
 	if _, answered := answerTo(p.Ready, hash); answered || len(s.underway) == 0 || overstates(p.Ready, hash, &s.j) {
 		return 0
@@ -105,16 +118,21 @@ func (a *Agent) awaitContent(s *podState, p plan.Pod, hash string, failed outcom
 
 // addUnderway reports what is not there yet. It says no numbers: each would be another
 // answer.
-func addUnderway(failed outcome, s *podState) {
-	for target := range s.underway {
-		failed.add(target, grant.CodeNotReady, "the repository is being fetched: the agent goes on, and answers again when it is there")
+func (a *Agent) addUnderway(failed outcome, s *podState) {
+	for target, u := range s.underway {
+		what := a.backgroundOf(u.identity.Kind).Underway()
+		failed.add(target, grant.CodeNotReady, what+": the agent goes on, and answers again when it is there")
 	}
 }
 
-// fetching are the grants whose content is being made, as others see them.
+// fetching are the grants that are being made, as others see them.
 func (s *podState) fetching() []nodeview.Mount {
 	var out []nodeview.Mount
 	for target, u := range s.underway {
+		if !fetched(u.identity) {
+			out = append(out, viewed(journal.Entry{Target: target, Identity: u.identity, State: journal.Granting}))
+			continue
+		}
 		m := viewed(journal.Entry{Target: target, Identity: u.identity, State: nodeview.StateFetching})
 		m.Progress = &nodeview.Progress{Since: u.since}
 		out = append(out, m)
@@ -180,6 +198,12 @@ func (a *Agent) tendCheckouts() {
 			return nil
 		})
 	}()
+}
+
+// fetched tells whether what a grant mounts is fetched to the node.
+func fetched(g plan.Identity) bool {
+	info, _ := g.Kind.Info()
+	return info.Delivery == grant.DeliveryMaterialize
 }
 
 // giveBack tells deliveries what others have unmounted.

@@ -205,7 +205,7 @@ func (a *Agent) conclude(ctx context.Context, s *podState, p plan.Pod, hash stri
 	for target, why := range s.dead {
 		failed.add(target, grant.CodeMountDead, why)
 	}
-	addUnderway(failed, s)
+	a.addUnderway(failed, s)
 	addHeld(failed, s)
 	if err := a.reply(ctx, s, p, status(hash, &s.j, failed, hidden)); err != nil {
 		return 0, err
@@ -305,7 +305,7 @@ func (a *Agent) due(s *podState, mounts []plan.Mount) []plan.Mount {
 	now := a.Clock.Now()
 	return slices.DeleteFunc(slices.Clone(mounts), func(m plan.Mount) bool {
 		f, failed := s.failures[m.Target()]
-		return failed && now.Before(f.retryAt) || s.j.Find(m.Target()) != nil || a.contents.Making(s.j.UID, m)
+		return failed && now.Before(f.retryAt) || s.j.Find(m.Target()) != nil || a.making(s.j.UID, m)
 	})
 }
 

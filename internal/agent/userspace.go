@@ -148,7 +148,8 @@ func (a *Agent) endedOf(s *podState, asked []plan.Mount) []plan.Mount {
 	return out
 }
 
-// restore puts a filesystem that serves in the place of each whose process has ended.
+// restore puts a filesystem that serves in the place of each whose process has ended. The
+// pass waits for none that is not there yet: another one is asked for then.
 func (a *Agent) restore(ctx context.Context, s *podState, tree *beneath.Dir, mounts []plan.Mount) error {
 	if len(mounts) == 0 {
 		return nil
@@ -165,7 +166,7 @@ func (a *Agent) restore(ctx context.Context, s *podState, tree *beneath.Dir, mou
 			if err == nil {
 				var rec mnt.Record
 				err = bug.Guard(a.Log, func() (err error) {
-					rec, err = a.userspace.Restore(ctx, tree, m, c)
+					rec, err = a.userspace.Restore(tree, m, c)
 					return err
 				}, "pod", s.j.Ref(), "target", m.Target())
 				records[i] = &rec
@@ -174,6 +175,8 @@ func (a *Agent) restore(ctx context.Context, s *podState, tree *beneath.Dir, mou
 			}
 			if err != nil {
 				records[i] = nil
+			}
+			if err != nil && !errors.Is(err, delivery.ErrUnderway) {
 				a.Log.Warn("a filesystem's process is not started anew", "pod", s.j.Ref(), "target", m.Target(), "error", err)
 			}
 		})

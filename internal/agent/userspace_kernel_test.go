@@ -68,8 +68,8 @@ func TestAFilesystemThatIsAProcessIsGrantedAndRevoked(t *testing.T) {
 		p.Pass()
 		clean(t, n.Node, p)
 	}
-	if n.folders.ends != 2 {
-		t.Errorf("%d ends for 2 processes", n.folders.ends)
+	if ends := n.folders.ended(); ends != 2 {
+		t.Errorf("%d ends for 2 processes", ends)
 	}
 }
 

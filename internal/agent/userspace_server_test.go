@@ -74,9 +74,30 @@ func runFolder(dir string) error {
 // folders runs the filesystems of the tests: a bucket is a folder beneath root.
 type folders struct {
 	root string
+	// mu guards what follows: processes are started beside the passes.
+	mu sync.Mutex
 	// tell has what the runner was given, by token.
 	tell map[string]func(error)
 	ends int
+}
+
+func (f *folders) tells(token string, tell func(error)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tell[token] = tell
+}
+
+func (f *folders) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ends++
+}
+
+// ended is how many processes have ended, or were never started.
+func (f *folders) ended() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ends
 }
 
 func (f *folders) Prepare(_ context.Context, m plan.Mount, _ delivery.Credential, at delivery.Place, tell func(error)) (*delivery.Run, error) {
@@ -86,16 +107,16 @@ func (f *folders) Prepare(_ context.Context, m plan.Mount, _ delivery.Credential
 	if at.Cache == "" {
 		return nil, errors.New("there is no cache")
 	}
-	f.tell[m.Target()] = tell
+	f.tells(m.Target(), tell)
 	return &delivery.Run{
 		Name: "test", Program: "/proc/self/exe", Args: []string{"folder"}, Env: []string{folderEnv + "=" + filepath.Join(f.root, m.Source())},
-		Note: []byte(m.Target()), End: func() { f.ends++ },
+		Note: []byte(m.Target()), End: f.end,
 	}, nil
 }
 
 func (f *folders) Resume(_ context.Context, note []byte, _ secret.Ref, _ delivery.Place, tell func(error)) (func(), error) {
-	f.tell[string(note)] = tell
-	return func() { f.ends++ }, nil
+	f.tells(string(note), tell)
+	return f.end, nil
 }
 
 // userspaceNode is a node that serves buckets, with its keeper.

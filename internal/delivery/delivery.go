@@ -71,6 +71,18 @@ type (
 		// it away.
 		Unused(uid, target string)
 	}
+
+	// Background makes beside the passes what it mounts: its Deliver says ErrUnderway
+	// meanwhile.
+	Background interface {
+		// Making tells whether what m mounts is being made: there is no use in delivering it.
+		Making(uid string, m plan.Mount) bool
+		// Abandon says that the grant is not asked for any more. What is being made for it
+		// ends, and nothing mounted is touched.
+		Abandon(uid, target string)
+		// Underway says what is being done while Making.
+		Underway() string
+	}
 )
 
 var (
@@ -79,6 +91,9 @@ var (
 	_ Severer  = (*Process)(nil)
 	_ Releaser = (*Materialize)(nil)
 	_ Releaser = (*Process)(nil)
+
+	_ Background = (*Materialize)(nil)
+	_ Background = (*Process)(nil)
 )
 
 // ErrClaimMissing says that the shared claim is not mounted where the agent

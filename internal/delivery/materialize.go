@@ -29,12 +29,13 @@ type Checkouts interface {
 
 var _ Checkouts = (*checkout.Store)(nil)
 
-// ErrUnderway says that the content is being made. Nothing stands, and nothing has
-// failed: Ended is called when there is news, and Deliver is to be called again.
-var ErrUnderway = errors.New("the content is being made")
+// ErrUnderway says that what is to be mounted is being made, beside the passes. Nothing
+// stands, and nothing has failed: the Pod is told when there is news, and Deliver is to
+// be called again.
+var ErrUnderway = errors.New("what is to be mounted is being made")
 
-// soon is how long Deliver waits for content: one that is on the node already costs
-// no second pass, and one that is not holds up the Pod's answer for no longer.
+// soon is how long Deliver waits for what is being made: content that is on the node
+// already costs no second pass, and what takes longer holds up nobody.
 const soon = 50 * time.Millisecond
 
 // Materialize delivers kinds whose content is nowhere on the node before: it is made
@@ -227,6 +228,9 @@ func (d *Materialize) forget(use string, w *making) {
 		delete(d.makings, use)
 	}
 }
+
+// Underway implements Background.
+func (*Materialize) Underway() string { return "the repository is being fetched" }
 
 // Making tells whether the content of m is being made: there is no use in
 // delivering it.

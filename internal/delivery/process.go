@@ -100,7 +100,9 @@ type Process struct {
 	// running are the processes of mounts that stand, also those that have ended;
 	// coming are those that have not come to serve yet. Both by use.
 	running, coming map[string]*process
-	users           map[int]bool // uids that are taken
+	users           map[int]bool       // uids that are taken
+	launches        map[string]*launch // by use
+	launching       sync.WaitGroup
 }
 
 var _ Delivery = (*Process)(nil)
@@ -123,10 +125,10 @@ type ProcessError struct {
 func (e *ProcessError) Error() string { return e.Reason }
 
 // Deliver implements Delivery. The mount point is made last: until then the sandbox
-// never sees an empty folder.
-func (d *Process) Deliver(ctx context.Context, tree *beneath.Dir, m plan.Mount, c Credential) (mnt.Record, error) {
-	d.Unused(podOf(tree), m.Target()) // a mount that stands is never delivered again
-	made, p, err := d.launch(ctx, podOf(tree), m, c)
+// never sees an empty folder. Beside the errors of Delivery it has ErrUnderway.
+func (d *Process) Deliver(_ context.Context, tree *beneath.Dir, m plan.Mount, c Credential) (mnt.Record, error) {
+	d.end(podOf(tree), m.Target()) // a mount that stands is never delivered again
+	made, p, err := d.launched(podOf(tree), m, c)
 	if err != nil {
 		return mnt.Record{}, err
 	}
@@ -150,9 +152,13 @@ func (d *Process) attach(tree *beneath.Dir, m plan.Mount, made mnt.Detached) (mn
 }
 
 // Restore starts the process of a mount anew whose own has ended. The new
-// filesystem has answered before it takes the place of the dead one.
-func (d *Process) Restore(ctx context.Context, tree *beneath.Dir, m plan.Mount, c Credential) (mnt.Record, error) {
-	made, p, err := d.launch(ctx, podOf(tree), m, c)
+// filesystem has answered before it takes the place of the dead one. Errors:
+// ErrUnderway, as of Deliver.
+func (d *Process) Restore(tree *beneath.Dir, m plan.Mount, c Credential) (mnt.Record, error) {
+	made, p, err := d.launched(podOf(tree), m, c)
+	if errors.Is(err, ErrUnderway) {
+		return mnt.Record{}, err
+	}
 	if err != nil {
 		d.NotRestored(podOf(tree), m.Target(), err)
 		return mnt.Record{}, err
@@ -283,6 +289,7 @@ func (d *Process) answers(ctx context.Context, made mnt.Detached, p *process) er
 
 // Undo implements Delivery.
 func (d *Process) Undo(ctx context.Context, tree *beneath.Dir, target string, detach bool) error {
+	d.Abandon(podOf(tree), target)
 	err := patient{d.Table, d.Budget, d.Bound}.unmount(ctx, tree, target, detach)
 	if err != nil && !detach {
 		return err
@@ -299,6 +306,12 @@ func (d *Process) Undo(ctx context.Context, tree *beneath.Dir, target string, de
 
 // Unused implements Releaser.
 func (d *Process) Unused(uid, target string) {
+	d.Abandon(uid, target)
+	d.end(uid, target)
+}
+
+// end ends the process of a mount that stands no more, where there is one.
+func (d *Process) end(uid, target string) {
 	if p := d.take(uid, target); p != nil {
 		d.stop(p, stopGrace)
 		d.part(p)

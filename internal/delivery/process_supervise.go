@@ -78,6 +78,13 @@ func (d *Process) comes(uid string, m plan.Mount) *process {
 	return p
 }
 
+// arrived says that p is not on its way any more. d.mu is held.
+func (d *Process) arrived(p *process) {
+	if d.coming[p.use] == p {
+		delete(d.coming, p.use)
+	}
+}
+
 // takeUser gives the process a uid that no other one on the node has.
 func (d *Process) takeUser(p *process, children []keeper.Child) {
 	d.mu.Lock()
@@ -99,7 +106,7 @@ func (d *Process) takeUser(p *process, children []keeper.Child) {
 // abandon gives up a process that did not come to serve.
 func (d *Process) abandon(p *process) {
 	d.mu.Lock()
-	delete(d.coming, p.use)
+	d.arrived(p)
 	d.mu.Unlock()
 	d.stop(p, 0)
 	d.part(p)
@@ -308,7 +315,7 @@ func (d *Process) serves(p *process) {
 	if old != nil {
 		p.deaths = old.deaths
 	}
-	delete(d.coming, p.use)
+	d.arrived(p)
 	d.put(p)
 	ended := p.hasEnded() // between its first answer and now
 	if ended {
@@ -418,13 +425,14 @@ func (p *process) hasEnded() bool {
 	}
 }
 
-// Restorable tells whether the process of a standing mount has ended, and when it is
-// to be started anew.
+// Restorable tells whether the process of a standing mount has ended and none is on its
+// way, and when it is to be started anew.
 func (d *Process) Restorable(uid, target string) (at time.Time, ended bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := d.running[useOf(uid, target)]
-	if p == nil || !p.hasEnded() {
+	l := d.launches[useOf(uid, target)]
+	if p == nil || !p.hasEnded() || l != nil && !l.ended() {
 		return time.Time{}, false
 	}
 	return p.retryAt, true
