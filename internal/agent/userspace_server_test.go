@@ -50,7 +50,7 @@ func runFolder(dir string) error {
 			_, _ = unix.Poll(nil, -1)
 		}
 	}
-	root, err := fs.NewLoopbackRoot(dir)
+	root, err := newShown(dir)
 	if err != nil {
 		return err
 	}
@@ -69,6 +69,30 @@ func runFolder(dir string) error {
 	}()
 	server.Wait()
 	return nil
+}
+
+// downName is a file in whose folder a filesystem answers, and its server does not.
+const downName = ".down"
+
+// shown is the root of a folder that is served.
+type shown struct{ fs.LoopbackNode }
+
+func newShown(dir string) (*shown, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return nil, err
+	}
+	root := &shown{}
+	root.RootData = &fs.LoopbackRoot{Path: dir, Dev: st.Dev, RootNode: root}
+	return root, nil
+}
+
+// Statfs asks the server, as a filesystem's process is to.
+func (s *shown) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
+	if _, err := os.Lstat(filepath.Join(s.RootData.Path, downName)); err == nil {
+		return syscall.EHOSTUNREACH
+	}
+	return s.LoopbackNode.Statfs(ctx, out)
 }
 
 // folders runs the filesystems of the tests: a bucket is a folder beneath root.
