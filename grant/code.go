@@ -96,7 +96,7 @@ func Codes() []CodeInfo {
 		},
 		{
 			Code:    CodeNotReady,
-			Meaning: "The Pod's volume is not there yet, or the content of this mount is still being fetched.",
+			Meaning: "The Pod's volume is not there yet, or what it mounts is still being made: the content is fetched, or the process is started.",
 			Remedy:  "Wait, because the agent goes on trying; if it lasts, look at the Pod's events.",
 			Passes:  true,
 		},
