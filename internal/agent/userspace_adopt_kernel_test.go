@@ -129,12 +129,18 @@ func TestAProcessThatIsNotTakenOverYetIsEndedByARevocation(t *testing.T) {
 	n.folder("bucket", "a.txt")
 	p, _ := n.running("bucket", grant.ReadWrite)
 	pause(t, n.keeper.PID(p.UID+"/data")) // it does not notice the end of its mount
-	n.Keeper = &withheld{Keeper: n.keeper.Client(), always: keeper.ErrUnavailable}
+	kept := &attentive{Keeper: &withheld{Keeper: n.keeper.Client(), always: keeper.ErrUnavailable}}
+	n.Keeper = kept
 	n.Restart()
 	stopped := n.keeper.PID(p.UID + "/data")
+	told := false
+	kept.set(func() { told = true })
 	p.Grant()
 	p.Answered(isReady)
 	absent(t, filepath.Join(treeOf(n.Node, p), "data"))
+	if !told {
+		t.Error("it was not told to end")
+	}
 	must(t, unix.Kill(stopped, unix.SIGCONT))
 	within(t, "the process has ended", func() bool { return len(n.keeper.Children()) == 0 })
 }
