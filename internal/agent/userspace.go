@@ -22,6 +22,8 @@ const (
 	// userspaceBound is how long a filesystem's process may take for its first answer:
 	// it starts, and asks a server that may be far away.
 	userspaceBound = 15 * time.Second
+	// keeperPatience is how long the start of an agent waits for a keeper.
+	keeperPatience = 2 * time.Second
 	// keeperPause is how long the agent waits before it asks a keeper again that did
 	// not answer when the agent started.
 	keeperPause = 500 * time.Millisecond
@@ -44,7 +46,9 @@ func (a *Agent) recoverUserspace(ctx context.Context) {
 	if a.Keeper == nil {
 		return
 	}
-	err := a.userspace.Recover(ctx, a.standingUserspace)
+	first, cancel := context.WithTimeout(ctx, keeperPatience)
+	defer cancel()
+	err := a.userspace.Recover(first, a.standingUserspace)
 	if err == nil {
 		return
 	}
@@ -58,8 +62,8 @@ func (a *Agent) recoverUserspace(ctx context.Context) {
 			case <-a.Clock.After(pause):
 			}
 			err = bug.Guard(a.Log, func() error { return a.userspace.Recover(a.life, a.standingUserspace) })
-			if errors.Is(err, delivery.ErrNotAdopted) {
-				pause = min(2*pause, lastRetry)
+			if pause = min(2*pause, lastRetry); errors.Is(err, delivery.ErrNoKeeper) {
+				pause = keeperPause // one that is replaced is away for a second or two
 			}
 		}
 		for _, s := range a.standingUserspace() {

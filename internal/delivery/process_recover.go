@@ -108,7 +108,6 @@ type adoption struct {
 	standing Standing
 	child    keeper.Child
 	info     keeper.Info
-	err      error // what the last try ended with
 }
 
 // found is a process that serves a mount, and is to be taken over.
@@ -124,8 +123,8 @@ func (d *Process) found(s Standing, c keeper.Child, info keeper.Info) *process {
 // nothing, and a process that was ended for it would take the tenant's open files along.
 func (d *Process) adoptAgain(ctx context.Context) error {
 	var failed error
+	again := d.ready() // passes over their Pods have been made
 	for _, p := range d.unadopted() {
-		again := p.adoption.err != nil
 		err := d.adopt(ctx, p)
 		switch {
 		case err == nil:
@@ -133,10 +132,11 @@ func (d *Process) adoptAgain(ctx context.Context) error {
 			d.lost(p)
 		default:
 			d.Log.Warn("taking over a filesystem's process: it is left as it is", "use", p.use, "child", p.id, "error", err)
-			d.mu.Lock()
-			p.adoption.err = err
-			d.mu.Unlock()
 			failed = errors.Join(failed, fmt.Errorf("%w: %s: %w", ErrNotAdopted, p.use, err))
+			if errors.Is(err, keeper.ErrUnavailable) {
+				// Nor does it answer for the others, and each would wait as long.
+				return errors.Join(failed, ErrNoKeeper)
+			}
 			continue
 		}
 		if again {
