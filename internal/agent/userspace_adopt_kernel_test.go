@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -110,17 +111,16 @@ func TestAProcessThatHasEndedBeforeItWasTakenOverIsReplaced(t *testing.T) {
 		n := newUserspaceNode(t)
 		n.folder("bucket", "a.txt")
 		p, c := n.running("bucket", grant.ReadWrite)
-		pid := n.keeper.PID(p.UID + "/data")
+		before := n.keeper.Children()[0].ID
 		n.Keeper = &withheld{Keeper: n.keeper.Client(), errs: []error{gone}}
 		n.Restart()
 		p.Answered(func(st *grant.Status) bool {
-			now := n.keeper.PID(p.UID + "/data")
-			return isReady(st) && now != 0 && now != pid
+			return isReady(st) && slices.ContainsFunc(n.keeper.Children(), func(c keeper.Child) bool { return c.ID != before })
 		})
 		if got, err := c.ReadFile(in + "data/a.txt"); err != nil || string(got) != "a.txt\n" {
 			t.Errorf("%v: %q, %v", gone, got, err)
 		}
-		within(t, "the one before has ended", func() bool { return unix.Kill(pid, 0) != nil })
+		within(t, "the one before has ended", func() bool { return len(n.keeper.Children()) == 1 })
 	}
 }
 
