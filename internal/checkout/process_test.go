@@ -247,3 +247,28 @@ func victim(root string) int {
 	fmt.Fprintln(os.Stderr, err)
 	return 12
 }
+
+// A process that is being started has every descriptor for a moment.
+func TestAStoreThatIsClosedIsFreeAlthoughAChildHasItsDescriptors(t *testing.T) {
+	w := newWorld(t)
+	w.open(nil)
+	child := -1
+	for _, name := range list(t, "/proc/self/fd") {
+		if to, err := os.Readlink("/proc/self/fd/" + name); err != nil || to != filepath.Join(w.root, "lock") {
+			continue
+		}
+		fd, err := strconv.Atoi(name)
+		if err == nil {
+			child, err = unix.Dup(fd)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(child)
+	}
+	if child < 0 {
+		t.Fatal("no descriptor of the lock was found: this shows nothing")
+	}
+	w.store.Close()
+	w.open(nil)
+}

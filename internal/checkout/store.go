@@ -234,6 +234,9 @@ func (s *Store) Close() {
 	s.cancel()
 	s.working.Wait()
 	if s.lock != nil {
+		// A child that is being started has the descriptor too until it executes its
+		// program, and the lock with it.
+		_ = unix.Flock(int(s.lock.Fd()), unix.LOCK_UN)
 		s.lock.Close()
 	}
 }
