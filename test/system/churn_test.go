@@ -28,10 +28,10 @@ const (
 	churn       = time.Minute
 	changeEvery = 200 * time.Millisecond
 	// lastAnswer is how long the answer to the last set may take, or lastAnswerTrips
-	// bare round trips where those are slow: a third of the pause between two sweeps,
-	// which would bring it too.
-	lastAnswer      = 10 * time.Second
-	lastAnswerTrips = 40
+	// bare round trips where those are slow. The next sweep, which would bring it too, is
+	// up to 30 s away.
+	lastAnswer      = 2 * time.Second
+	lastAnswerTrips = 100
 )
 
 // everChangingSet writes a new set five times a second. Three mounts are in all of
