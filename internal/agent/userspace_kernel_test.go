@@ -285,6 +285,15 @@ func TestAHungProcessIsFoundAndItsRevocationAbortsIt(t *testing.T) {
 	if got, err := oc.ReadFile(in + "data/other.txt"); err != nil || string(got) != "other.txt\n" {
 		t.Errorf("another Pod: %q, %v", got, err)
 	}
+	// Others are granted to, and revoked, meanwhile.
+	n.folder("third", "third.txt")
+	third, tc := n.running("third", grant.ReadWrite)
+	if got, err := tc.ReadFile(in + "data/third.txt"); err != nil || string(got) != "third.txt\n" {
+		t.Errorf("a Pod that came later: %q, %v", got, err)
+	}
+	third.Grant()
+	third.Answered(isReady)
+	within(t, "its process has ended", func() bool { return len(n.keeper.Children()) == 2 })
 	stuck := waits(t, filepath.Join(treeOf(n.Node, p), "data"), func() error {
 		_, err := c.ReadDir(in + "data")
 		return err

@@ -2,11 +2,16 @@ package buckets
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/datalayer/node-mounts/grant"
 	"github.com/datalayer/node-mounts/internal/agent"
@@ -28,8 +33,8 @@ func TestAFileThatIsOpenIsReadOnOverTheEndOfSessions(t *testing.T) {
 	w := newWorld(t)
 	content := bytes.Repeat([]byte("0123456789abcdef"), 64<<10) // 1 MiB
 	w.s3.Put(bucketName, "large", content)
-	const unread = 4000
-	for i := range unread {
+	const unread = 4000 // objects that the containers' reader takes, and as many for the load
+	for i := range 2 * unread {
 		w.s3.Put(bucketName, "unread/"+itoa(i), []byte("unread"))
 	}
 	ends := often(5, 20)
@@ -50,10 +55,10 @@ func TestAFileThatIsOpenIsReadOnOverTheEndOfSessions(t *testing.T) {
 	// Until now the machine has taken its time.
 	w.secrets.put(p, "session", w.s3.Session(sessionLength).Data())
 	began, ended := time.Now(), 0
-	deadline := time.Now().Add(time.Duration(ends) * sessionLength)
 	refresh := time.Now().Add(sessionLength * 3 / 4)
+	load := w.readers(c, func(i int) string { return "unread/" + itoa(unread+i%unread) })
 	reads := 0
-	for time.Now().Before(deadline) {
+	for ended < ends {
 		if time.Now().After(refresh) {
 			w.secrets.put(p, "session", w.s3.Session(sessionLength).Data())
 			refresh = time.Now().Add(sessionLength * 3 / 4)
@@ -78,13 +83,41 @@ func TestAFileThatIsOpenIsReadOnOverTheEndOfSessions(t *testing.T) {
 		}
 		reads++
 	}
-	if ended < ends-1 {
-		t.Errorf("%d sessions ended, want %d", ended, ends-1)
-	}
+	reads += load()
 	if got := w.keeper.PID(p.UID + "/data"); got != pid || w.mountIDs(p) != mounts {
 		t.Errorf("it was made anew: pid %d, was %d; mounts %s, were %s", got, pid, w.mountIDs(p), mounts)
 	}
 	t.Logf("%d reads over %d sessions", reads, ends)
+}
+
+// readers reads objects, whose content is "unread", through the container's mount until
+// end is called, which fails the test where a read failed and returns how many there were.
+func (w *world) readers(c *simnode.Container, object func(int) string) (end func() int) {
+	w.t.Helper()
+	ctx, stop := context.WithCancel(w.t.Context())
+	w.t.Cleanup(stop)
+	dir := fmt.Sprintf("/proc/%d/root%sdata", c.PID(), in)
+	var reads atomic.Int64
+	var group errgroup.Group
+	for range 3 {
+		group.Go(func() error {
+			for ctx.Err() == nil {
+				name := filepath.Join(dir, object(int(reads.Add(1))))
+				if got, err := os.ReadFile(name); err != nil || string(got) != "unread" {
+					return fmt.Errorf("%s: %q, %v", name, got, err)
+				}
+			}
+			return nil
+		})
+	}
+	return func() int {
+		w.t.Helper()
+		stop()
+		if err := group.Wait(); err != nil {
+			w.t.Errorf("under load: %v", err)
+		}
+		return int(reads.Load())
+	}
 }
 
 func TestASessionThatIsNotRefreshedIsAnErrorAndNoHang(t *testing.T) {
