@@ -38,10 +38,13 @@ code it lists them all.`,
 					return err
 				}
 			}
-			return writeCodes(cmd.OutOrStdout(), form, codes, len(args) > 0)
+			if len(args) == 0 && form == readable {
+				form = table
+			}
+			return writeCodes(cmd.OutOrStdout(), form, codes)
 		},
 	}
-	form.bind(cmd, readable, asJSON, asYAML)
+	form.bind(cmd, readable, table, asJSON, asYAML)
 	return cmd
 }
 
@@ -52,7 +55,7 @@ type explanation struct {
 	Remedy  string `json:"remedy"`
 }
 
-func writeCodes(out io.Writer, form output, codes []grant.CodeInfo, whole bool) error {
+func writeCodes(out io.Writer, form output, codes []grant.CodeInfo) error {
 	if form.structured() {
 		var docs []explanation
 		for _, c := range codes {
@@ -60,7 +63,7 @@ func writeCodes(out io.Writer, form output, codes []grant.CodeInfo, whole bool) 
 		}
 		return writeDocument(out, form, docs)
 	}
-	if !whole {
+	if form == table {
 		var rows [][]string
 		for _, c := range codes {
 			rows = append(rows, []string{shortCode(c.Code), c.Meaning})

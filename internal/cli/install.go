@@ -138,6 +138,7 @@ Values of the chart come from these variables, then --values, then --set, then
 	f := cmd.Flags()
 	f.StringVar(&settings.Claim, "claim", "", "shared claim to mount; turns the gateway on")
 	f.StringArrayVar(&settings.Set, "set", nil, "a value of the chart, as name.of.value=text; may be repeated")
+	f.StringArrayVar(&settings.Texts, "set-string", nil, "as --set, where true and 123 are texts; may be repeated")
 	f.StringArrayVarP(&settings.Files, "values", "f", nil, "file of values in YAML, - for standard input; may be repeated")
 	takesFile(cmd, "values")
 	f.BoolVar(&request.ReuseValues, "reuse-values", false, "begin with the values of the release that is installed")

@@ -24,6 +24,7 @@ type Settings struct {
 	Files   []string  // YAML; "-" is In
 	In      io.Reader // for a file "-"
 	Set     []string  // a.b=c, as Helm's --set
+	Texts   []string  // a.b=c, as Helm's --set-string
 	Claim   string    // turns the gateway on, with this claim
 }
 
@@ -45,9 +46,15 @@ func (s Settings) Values() (values map[string]any, warnings []string, err error)
 		}
 		values = loader.MergeMaps(values, more)
 	}
-	for _, one := range s.Set {
-		if err := strvals.ParseInto(one, values); err != nil {
-			return nil, nil, advice.Usage(fmt.Errorf("--set %.80q: %w", one, err), "write it as name.of.value=text")
+	for _, given := range []struct {
+		flag   string
+		values []string
+		parse  func(string, map[string]any) error
+	}{{"--set", s.Set, strvals.ParseInto}, {"--set-string", s.Texts, strvals.ParseIntoString}} {
+		for _, one := range given.values {
+			if err := given.parse(one, values); err != nil {
+				return nil, nil, advice.Usage(fmt.Errorf("%s %.80q: %w", given.flag, one, err), "write it as name.of.value=text")
+			}
 		}
 	}
 	if s.Claim != "" {
