@@ -147,6 +147,16 @@ func (w *world) busyLines(t *testing.T, p *corev1.Pod) int {
 	return count
 }
 
+// wentInTime fails where kubelet had to wait for a Pod's mounts. Both it and the agent
+// begin when they see that the containers have ended: kubelet may come first once, and
+// tries again after half a second. The second time it waits longer.
+func (w *world) wentInTime(t *testing.T, p *corev1.Pod) {
+	t.Helper()
+	if n := w.busyLines(t, p); n > 1 {
+		t.Errorf("kubelet found the volume busy %d times", n)
+	}
+}
+
 const agentSet = release // name of the DaemonSet
 
 // stopAgent leaves the node without an agent: its DaemonSet wants a node that is

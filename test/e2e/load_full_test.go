@@ -23,12 +23,7 @@ import (
 	"github.com/datalayer/node-mounts/test/node"
 )
 
-// fullPods is what a node carries beside its agent: kubelet takes 110 Pods unless
-// told otherwise.
-const (
-	fullPods     = 100
-	grantsPerPod = 4
-)
+const grantsPerPod = 4
 
 // TestLoad is one node for two stories: the first wants it empty.
 func TestLoad(t *testing.T) {
@@ -125,28 +120,28 @@ func fullNode(t *testing.T, w *world, r *report, log string) {
 		}
 		return mounts
 	})
-	full, granted := w.burden(t), onePatchEach(t, log, before)
+	full, granted := w.burden(t), onePatchEach(t, log, len(pods), before)
 	for _, p := range []*corev1.Pod{pods[0], pods[len(pods)/2], pods[len(pods)-1]} {
 		w.in(t, p, "sh", "-c", "cat /mnt/datalayer/d0/file /mnt/datalayer/d1/file && touch /mnt/datalayer/"+p.Name+"-0/x /mnt/datalayer/"+p.Name+"-1/x")
 	}
 	revoking := w.everywhere(t, pods, func(*corev1.Pod) []grant.Mount { return nil })
-	empty, revoked := w.burden(t), onePatchEach(t, log, granted)
+	empty, revoked := w.burden(t), onePatchEach(t, log, len(pods), granted)
 
 	begin = time.Now()
 	w.drain(t, pods)
 	gone := time.Since(begin)
 	after := asked(t, log)
-	if n := after[accepted] - before[accepted]; n != 2*fullPods {
-		t.Errorf("%d changes of sets took %d patches", 2*fullPods, n)
+	if n := after[accepted] - before[accepted]; n != 2*len(pods) {
+		t.Errorf("%d changes of sets took %d patches", 2*len(pods), n)
 	}
 
-	r.say("\n### %d Pods, %d grants each\n\nAll sets are written at once, and the clock stops at the last answer. Processor seconds and memory (RSS) are the agent's own metrics.\n", fullPods, grantsPerPod)
+	r.say("\n### %d Pods, %d grants each\n\nAll sets are written at once, and the clock stops at the last answer. Processor seconds and memory (RSS) are the agent's own metrics.\n", len(pods), grantsPerPod)
 	r.table("Step", "took, s", "agent's processor, s", "agent's memory, MB", "patches accepted", "patches refused (409)")
 	row := func(what string, took time.Duration, from, to burden, a, b map[string]int) {
 		r.row(what, fmt.Sprintf("%.1f", took.Seconds()), fmt.Sprintf("%.2f", to.cpuSeconds-from.cpuSeconds), fmt.Sprintf("%.0f", to.bytes/1e6), b[accepted]-a[accepted], b[refused]-a[refused])
 	}
-	row(fmt.Sprintf("%d Pods created, no grant", fullPods), filled, start, idle, nothing, before)
-	row(fmt.Sprintf("%d grants", fullPods*grantsPerPod), granting, idle, full, before, granted)
+	row(fmt.Sprintf("%d Pods created, no grant", len(pods)), filled, start, idle, nothing, before)
+	row(fmt.Sprintf("%d grants", len(pods)*grantsPerPod), granting, idle, full, before, granted)
 	row("all revoked", revoking, full, empty, granted, revoked)
 	row("all Pods deleted", gone, empty, w.burden(t), revoked, after)
 	r.say("\nThe agent's requests in the whole run, by the API server's audit log: %s.\n", summary(after))
@@ -154,12 +149,12 @@ func fullNode(t *testing.T, w *world, r *report, log string) {
 
 // onePatchEach waits until the log has a patch for each Pod since from: a line is
 // written when the request has ended, and its effect is seen before.
-func onePatchEach(t *testing.T, log string, from map[string]int) map[string]int {
+func onePatchEach(t *testing.T, log string, pods int, from map[string]int) map[string]int {
 	t.Helper()
 	var counts map[string]int
 	must(t, node.Until(within(t, time.Minute), "a patch for each Pod", func(context.Context) error {
 		counts = asked(t, log)
-		if n := counts[accepted] - from[accepted]; n < fullPods {
+		if n := counts[accepted] - from[accepted]; n < pods {
 			return fmt.Errorf("%d were accepted", n)
 		}
 		return nil
@@ -167,11 +162,21 @@ func onePatchEach(t *testing.T, log string, from map[string]int) map[string]int 
 	return counts
 }
 
-// fill creates Pods until the node has fullPods of them, and waits until all are
-// Ready.
+// room is how many more Pods kubelet takes.
+func (w *world) room(t *testing.T) int {
+	t.Helper()
+	ctx := within(t, time.Minute)
+	nodes, err := w.api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	must(t, err)
+	there, err := w.api.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "status.phase!=Succeeded,status.phase!=Failed"})
+	must(t, err)
+	return int(nodes.Items[0].Status.Allocatable.Pods().Value()) - len(there.Items)
+}
+
+// fill creates as many Pods as the node carries, and waits until all are Ready.
 func (w *world) fill(t *testing.T) []*corev1.Pod {
 	t.Helper()
-	pods := make([]*corev1.Pod, fullPods)
+	pods := make([]*corev1.Pod, w.room(t))
 	for i := range pods {
 		pods[i] = w.create(t, pooled(t, fmt.Sprintf("p%03d", i), nil))
 	}
@@ -189,7 +194,7 @@ func (w *world) fill(t *testing.T) []*corev1.Pod {
 			}
 			ready++
 		}
-		if ready < fullPods {
+		if ready < len(pods) {
 			return fmt.Errorf("%d Pods are Ready; %w", ready, last)
 		}
 		return nil
