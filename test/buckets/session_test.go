@@ -103,8 +103,12 @@ func (w *world) readers(c *simnode.Container, object func(int) string) (end func
 		group.Go(func() error {
 			for ctx.Err() == nil {
 				name := filepath.Join(dir, object(int(reads.Add(1))))
-				if got, err := os.ReadFile(name); err != nil || string(got) != "unread" {
-					return fmt.Errorf("%s: %q, %v", name, got, err)
+				got, err := os.ReadFile(name)
+				if err == nil && string(got) != "unread" {
+					err = fmt.Errorf("it has %q", got)
+				}
+				if err != nil {
+					return fmt.Errorf("%s: %w", name, err)
 				}
 			}
 			return nil
