@@ -135,18 +135,24 @@ Values of the chart come from these variables, then --values, then --set, then
 		},
 	}
 	r.bind(cmd, "NAMESPACE/DEPLOYMENT[/CONTAINER] to turn on when the agents are well")
+	bindValues(cmd, &settings)
 	f := cmd.Flags()
-	f.StringVar(&settings.Claim, "claim", "", "shared claim to mount; turns the gateway on")
-	f.StringArrayVar(&settings.Set, "set", nil, "a value of the chart, as name.of.value=text; may be repeated")
-	f.StringArrayVar(&settings.Texts, "set-string", nil, "as --set, where true and 123 are texts; may be repeated")
-	f.StringArrayVarP(&settings.Files, "values", "f", nil, "file of values in YAML, - for standard input; may be repeated")
-	takesFile(cmd, "values")
 	f.BoolVar(&request.ReuseValues, "reuse-values", false, "begin with the values of the release that is installed")
 	f.BoolVar(&request.CreateNamespace, "create-namespace", false, "make the namespace of the Pods to serve where it does not exist")
 	f.BoolVar(&request.SkipPreflight, "skip-preflight", false, "look at nothing before installing")
 	f.BoolVar(&request.ForceConflicts, "force-conflicts", false, "take back fields of the release's objects that others have set, such as by kubectl edit")
 	f.BoolVar(&dryRun, "dry-run", false, "write the manifests to standard output, and ask no cluster")
 	return cmd
+}
+
+// bindValues adds the flags that say the chart's values.
+func bindValues(cmd *cobra.Command, settings *install.Settings) {
+	f := cmd.Flags()
+	f.StringVar(&settings.Claim, "claim", "", "shared claim to mount; turns the gateway on")
+	f.StringArrayVar(&settings.Set, "set", nil, "a value of the chart, as name.of.value=text; may be repeated")
+	f.StringArrayVar(&settings.Texts, "set-string", nil, "as --set, where true and 123 are texts; may be repeated")
+	f.StringArrayVarP(&settings.Files, "values", "f", nil, "file of values in YAML, - for standard input; may be repeated")
+	takesFile(cmd, "values")
 }
 
 // variables are the rows of the table of variables.
