@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
 	"k8s.io/utils/clock"
 
 	"github.com/datalayer/node-mounts/grant"
@@ -336,40 +337,39 @@ func (n *Node) Left() []string {
 // without the common prefix.
 func (n *Node) Metric(name string) float64 {
 	n.T.Helper()
-	families, err := n.Metrics.Gatherer().Gather()
-	if err != nil {
-		n.T.Fatal(err)
+	series := n.series(name)
+	if series == nil {
+		n.T.Fatalf("there is no metric %s", name)
 	}
-	for _, f := range families {
-		if f.GetName() != "datalayer_mount_gateway_"+name {
-			continue
-		}
-		sum := 0.0
-		for _, m := range f.GetMetric() {
-			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
-		}
-		return sum
+	sum := 0.0
+	for _, m := range series {
+		sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
 	}
-	n.T.Fatalf("there is no metric %s", name)
-	return 0
+	return sum
 }
 
 // Observed is how often a histogram of the running agent was told a value, and the sum
-// of them, over all series. The name is without the common prefix.
+// of them, over all series: none, where nothing was told yet. The name is without the
+// common prefix.
 func (n *Node) Observed(name string) (count uint64, sum float64) {
+	n.T.Helper()
+	for _, m := range n.series(name) {
+		count += m.GetHistogram().GetSampleCount()
+		sum += m.GetHistogram().GetSampleSum()
+	}
+	return count, sum
+}
+
+func (n *Node) series(name string) []*dto.Metric {
 	n.T.Helper()
 	families, err := n.Metrics.Gatherer().Gather()
 	if err != nil {
 		n.T.Fatal(err)
 	}
 	for _, f := range families {
-		if f.GetName() != "datalayer_mount_gateway_"+name {
-			continue
-		}
-		for _, m := range f.GetMetric() {
-			count += m.GetHistogram().GetSampleCount()
-			sum += m.GetHistogram().GetSampleSum()
+		if f.GetName() == "datalayer_mount_gateway_"+name {
+			return f.GetMetric()
 		}
 	}
-	return count, sum
+	return nil
 }
