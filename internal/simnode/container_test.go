@@ -2,6 +2,7 @@ package simnode_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/procs"
 	"github.com/datalayer/node-mounts/internal/simnode"
 )
 
@@ -87,6 +89,47 @@ func TestAContainerSeesNothingOfTheHost(t *testing.T) {
 		if strings.HasPrefix(m.Point, n.Dir) || strings.HasPrefix(m.Point, "/old") {
 			t.Errorf("it has the host's %+v", m)
 		}
+	}
+}
+
+// Whoever looks for what a Pod has open must not come upon the program and the
+// standard streams of the test, on the disk that the test's own folders lie on.
+func TestAContainerHoldsNothingThatNoMountTableShows(t *testing.T) {
+	// Opened as the shell opens it that redirects the tests' output: by way of the
+	// machine's own mount namespace.
+	said, err := os.Create(fmt.Sprintf("/proc/%d/root%s/stderr", os.Getppid(), t.TempDir()))
+	check(t, err)
+	defer said.Close()
+	stderr := os.Stderr
+	os.Stderr = said
+	t.Cleanup(func() { os.Stderr = stderr })
+	n := newNode(t, simnode.Options{})
+	c := startContainer(t, newPod(t, n), simnode.ContainerOptions{})
+	_, err = c.AsUser(1000, 100).Stat("/")
+	check(t, err)
+
+	devs := make(map[mnt.Dev]bool)
+	for _, path := range []string{"/proc/self/exe", said.Name()} {
+		var stx unix.Statx_t
+		check(t, unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_TYPE, &stx))
+		devs[mnt.Dev{Major: stx.Dev_major, Minor: stx.Dev_minor}] = true
+	}
+	finder := procs.New("/proc")
+	ps, err := finder.Of(podUID)
+	check(t, err)
+	if len(ps) < 2 {
+		t.Fatalf("the Pod has %d processes, want the container's first and its user's", len(ps))
+	}
+	own, err := c.Mounts()
+	check(t, err)
+	shown := make(map[int]bool)
+	for _, m := range own {
+		shown[m.ID] = true
+	}
+	loose, err := finder.Loose(t.Context(), ps, devs, shown)
+	check(t, err)
+	for _, h := range loose {
+		t.Errorf("process %d has a %s that no mount table shows: %s", h.PID, h.What, h.Path)
 	}
 }
 

@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -107,7 +109,25 @@ func Enter() error {
 	if err := os.Setenv(enteredEnv, ns); err != nil {
 		return err
 	}
-	return fmt.Errorf("executing the program again: exec: %w", syscall.Exec(self, os.Args, os.Environ()))
+	return fmt.Errorf("executing the program again: exec: %w", syscall.Exec(inNamespace(), os.Args, os.Environ()))
+}
+
+// inNamespace is the running binary by its path, where that still leads to it. By
+// self it is executed from the mount that it was started from: one of the namespace
+// that was left, of which no table that an agent can read here tells.
+func inNamespace() string {
+	path, err := os.Executable()
+	if err != nil {
+		return self
+	}
+	there, err := os.Stat(path)
+	if err != nil {
+		return self
+	}
+	if running, err := os.Stat(self); err != nil || !os.SameFile(there, running) {
+		return self
+	}
+	return path
 }
 
 // asFirst shows this process's mount table as that of the machine's first process:
@@ -168,14 +188,21 @@ func (c *child) kill() error {
 	return nil
 }
 
+// complaintsBound is how long what an ended process has said is waited for: one that
+// it started may have the other end of the pipe.
+const complaintsBound = time.Second
+
 // role is a command that runs this binary, or the copy of it at exe, as one of
-// the roles, with its descriptors from socketFD on. label is what ps shows.
+// the roles, with its descriptors from socketFD on. label is what ps shows. What it
+// says comes through a pipe: inherited, a file that the program's output goes to
+// would look like one that the Pod has open.
 func role(exe, name, label string, files ...*os.File) *exec.Cmd {
 	return &exec.Cmd{
 		Path:       exe,
 		Args:       []string{label},
 		Env:        append(os.Environ(), roleEnv+"="+name),
-		Stderr:     os.Stderr,
+		Stderr:     struct{ io.Writer }{os.Stderr},
+		WaitDelay:  complaintsBound,
 		ExtraFiles: files,
 	}
 }

@@ -9,10 +9,8 @@
 package bench
 
 import (
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"testing"
@@ -42,25 +40,12 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if err := errors.Join(simnode.Enter(), pipeErrors()); err != nil {
+	if err := simnode.Enter(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	flag.String(reportFlag, "", "write the report to this file too")
 	os.Exit(m.Run())
-}
-
-// pipeErrors has the containers inherit a pipe as where they complain. Inherited, a file
-// on the claim's disk would look as if they held one of its mounts.
-func pipeErrors() error {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	to := os.Stderr
-	os.Stderr = w
-	go func() { _, _ = io.Copy(to, r) }()
-	return nil
 }
 
 // BenchmarkReport makes one run, whatever b.N is, and reports it.
