@@ -210,6 +210,7 @@ func fetched(g plan.Identity) bool {
 func (a *Agent) giveBack(was, is journal.Pod) {
 	for _, e := range was.Mounts {
 		if d, ok := a.by[e.Delivery()].(delivery.Releaser); ok && is.Find(e.Target) == nil {
+			a.hearOut(plan.Pod{UID: was.UID, Namespace: was.Namespace, Name: was.Name}, e)
 			d.Unused(was.UID, e.Target)
 		}
 	}

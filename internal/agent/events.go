@@ -16,6 +16,7 @@ const (
 	ReasonFailed   = "NodeMountsFailed"
 	ReasonHeld     = "NodeMountHeld"
 	ReasonFetching = "NodeMountFetching"
+	ReasonLost     = "NodeMountContentLost"
 )
 
 // Events tells people what happens to a Pod's mounts. Losing one loses nothing

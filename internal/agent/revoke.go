@@ -179,6 +179,9 @@ func remember(h *journal.Held, before journal.Held) {
 // records of them, learn which were busy without anybody to be seen.
 func (a *Agent) undoAll(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string, taken []journal.Held) []error {
 	errs := make([]error, len(targets))
+	for _, t := range targets {
+		a.hearOut(p, *s.j.Find(t))
+	}
 	a.undoEach(ctx, s, tree, targets, errs, always)
 	if slices.ContainsFunc(errs, isBusy) {
 		// Before they go: it is never as plain again who has them.

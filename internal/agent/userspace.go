@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -38,6 +39,18 @@ func (a *Agent) userspaceOf(claim Claim) *delivery.Process {
 
 // userspace tells whether a mount's filesystem is a process.
 func userspace(e journal.Entry) bool { return e.Delivery() == grant.DeliveryProcess }
+
+// hearOut has the Pod told where the process of a mount that is taken away ends without
+// having stored what was written.
+func (a *Agent) hearOut(p plan.Pod, e journal.Entry) {
+	if !userspace(e) {
+		return
+	}
+	a.userspace.OnLoss(p.UID, e.Target, func(why string) {
+		a.Log.Error("content is lost", "pod", p.Namespace+"/"+p.Name, "uid", p.UID, "target", e.Target, "why", why)
+		a.Events.Event(p, true, ReasonLost, fmt.Sprintf("%s was revoked, and not all that was written there is stored: %s", e.Target, why))
+	})
+}
 
 // recoverUserspace takes over the processes that an earlier agent started. Where the
 // keeper does not answer, or one of them could not be taken over, it goes on trying: the

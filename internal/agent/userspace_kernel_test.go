@@ -12,6 +12,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/agent"
 	"github.com/datalayer/node-mounts/internal/agent/agenttest"
 	"github.com/datalayer/node-mounts/internal/keeper"
 	"github.com/datalayer/node-mounts/internal/mnt/mnttest"
@@ -355,6 +356,53 @@ func TestARevokedFilesystemIsOfNoUseToWhoHasItOpen(t *testing.T) {
 		t.Error("what was revoked can be read on")
 	}
 	within(t, "the process has ended", func() bool { return len(n.keeper.Children()) == 0 })
+}
+
+func TestAPodIsToldWhatTheProcessOfARevokedMountCouldNotStore(t *testing.T) {
+	n := newUserspaceNode(t)
+	n.folder("good", "a.txt")
+	n.folder("bad", "a.txt", unstorableName)
+	n.folder("killed", "a.txt")
+	events := &toldEvents{}
+	n.Events = events
+	n.Restart()
+	told := func(words ...string) bool {
+		return slices.ContainsFunc(strings.Split(events.String(), "\n"), func(line string) bool {
+			for _, w := range words {
+				if !strings.Contains(line, w) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	p := n.RunningPod("writes")
+	p.Start(simnode.ContainerOptions{})
+	in := []grant.Mount{
+		bucketGrant("good", "good", grant.ReadWrite), bucketGrant("bad", "bad", grant.ReadWrite),
+		bucketGrant("bad", "taken", grant.ReadWrite), bucketGrant("killed", "killed", grant.ReadWrite),
+	}
+	p.Grant(in...)
+	p.Answered(isReady)
+
+	stopped := n.keeper.PID(p.UID + "/killed") // does not end when it is told to
+	pause(t, stopped)
+	// Taken away by somebody else.
+	must(t, unix.Unmount(filepath.Join(treeOf(n.Node, p), "taken"), 0))
+	p.Grant(in[0])
+	p.Answered(func(st *grant.Status) bool { return isReady(st) && len(st.Mounted) == 1 })
+	must(t, unix.Kill(stopped, unix.SIGKILL)) // as the keeper does in the end
+	within(t, "the Pod is told of the others", func() bool {
+		return told(agent.ReasonLost, "bad ", "2 files could not be stored") &&
+			told(agent.ReasonLost, "taken ", "2 files could not be stored") &&
+			told(agent.ReasonLost, "killed ", "was killed before it ended by itself")
+	})
+	p.Grant()
+	p.Answered(func(st *grant.Status) bool { return isReady(st) && len(st.Mounted) == 0 })
+	within(t, "every process has ended", func() bool { return len(n.keeper.Children()) == 0 })
+	if told(agent.ReasonLost, "good ") {
+		t.Errorf("events tell of what was stored:\n%s", events)
+	}
 }
 
 func TestAProcessThatServesNothingIsEnded(t *testing.T) {

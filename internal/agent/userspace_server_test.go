@@ -63,13 +63,22 @@ func runFolder(dir string) error {
 	}
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM)
-	go func() {
-		<-signals
-		os.Exit(0)
-	}()
-	server.Wait()
+	gone := make(chan struct{})
+	go func() { server.Wait(); close(gone) }()
+	select {
+	case <-signals:
+	case <-gone:
+	}
+	if _, err := os.Lstat(filepath.Join(dir, unstorableName)); err == nil {
+		fmt.Fprintln(os.Stderr, "error: 2 files could not be stored")
+		os.Exit(5)
+	}
 	return nil
 }
+
+// unstorableName is a file in whose folder a filesystem ends without having stored
+// everything.
+const unstorableName = ".unstorable"
 
 // downName is a file in whose folder a filesystem answers, and its server does not.
 const downName = ".down"

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/datalayer/node-mounts/grant"
@@ -43,10 +44,11 @@ type process struct {
 	ended      chan struct{} // closed with it; nil before it runs
 	exit       error         // why it ended
 	hung       bool
-	server     error     // what its server said when it was asked
-	credential error     // why its credential cannot be used any more
-	deaths     int       // in a row
-	since      time.Time // when it began to serve
+	server     error        // what its server said when it was asked
+	credential error        // why its credential cannot be used any more
+	loss       func(string) // see OnLoss
+	deaths     int          // in a row
+	since      time.Time    // when it began to serve
 	retryAt    time.Time
 }
 
@@ -194,10 +196,13 @@ func (d *Process) await(p *process, pidfd *os.File) {
 		if err != nil {
 			d.Log.Error("watching a filesystem's process", "use", p.use, "error", err)
 		}
-		why := bug.Guard(d.Log, func() error { return d.exitOf(p.id) }, "use", p.use)
+		var exit *keeper.Exit
+		_ = bug.Guard(d.Log, func() error { exit = d.exitOf(p.id); return nil }, "use", p.use)
+		why := exitError(exit)
 		d.mu.Lock()
 		p.exit = why
 		serves := d.running[p.use] == p
+		told := p.loss
 		if serves {
 			p.died(d.Clock.Now())
 		}
@@ -208,7 +213,21 @@ func (d *Process) await(p *process, pidfd *os.File) {
 			d.Log.Warn("a filesystem's process has ended", "use", p.use, "kind", p.kind, "why", why)
 			d.News(p.uid)
 		}
+		if lost := lossOf(exit); lost != "" && told != nil {
+			told(lost)
+		}
 	}()
+}
+
+// OnLoss has tell called, with why, where the process of a mount that is about to be
+// taken away ends without having stored what was written. Of a process that is not taken
+// over yet nothing is heard.
+func (d *Process) OnLoss(uid, target string, tell func(why string)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p := d.running[useOf(uid, target)]; p != nil && !p.hasEnded() {
+		p.loss = tell
+	}
 }
 
 // died counts the death of a process that served, and says when the next one is
@@ -236,27 +255,47 @@ const (
 	keeperRetry = 300 * time.Millisecond
 )
 
-// exitOf asks the keeper how a process ended.
-func (d *Process) exitOf(id string) error {
+// exitOf asks the keeper how a process ended: nil where the keeper has ended too.
+func (d *Process) exitOf(id string) *keeper.Exit {
 	ctx, cancel := context.WithTimeout(d.Life, endPatience)
 	defer cancel()
 	child, err := d.Keeper.Child(ctx, id)
 	if err != nil || child.Ended == nil {
-		return &ProcessError{grant.CodeMountDead, "the filesystem's process has ended, with the keeper that ran it: another one is started"}
+		return nil
 	}
 	if err := d.Keeper.Forget(ctx, id); err != nil {
 		d.Log.Warn("forgetting a process that has ended", "child", id, "error", err)
 	}
-	return exitError(*child.Ended)
+	return child.Ended
 }
 
 // Exit statuses of the programs that are run, beside 0 and 1.
 const (
 	exitSource     = 3 // what is mounted is wrong
 	exitCredential = 4 // the credential was refused
+	exitNotStored  = 5 // it was told to end, and could not store what was written
 )
 
-func exitError(e keeper.Exit) *ProcessError {
+// lossOf says why what was written to a filesystem may not be stored, "" where it is.
+func lossOf(e *keeper.Exit) string {
+	switch {
+	case e == nil:
+		return "its process ended with the keeper: what it had not stored by then is lost"
+	case e.Code == 0 && e.Signal == 0:
+		return ""
+	case e.Code == exitNotStored:
+		return lastLine(e.Words)
+	case e.Signal == syscall.SIGKILL && !e.Memory:
+		return "its process was killed before it ended by itself: what it had not stored by then is lost"
+	}
+	return exitError(e).Reason + ": what it had not stored by then is lost"
+}
+
+// exitError says how a process ended; see exitOf.
+func exitError(e *keeper.Exit) *ProcessError {
+	if e == nil {
+		return &ProcessError{grant.CodeMountDead, "the filesystem's process has ended, with the keeper that ran it: another one is started"}
+	}
 	words := lastLine(e.Words)
 	switch {
 	case e.Memory:

@@ -111,13 +111,21 @@ func allStored(files int, results <-chan syscall.Errno, deadline <-chan time.Tim
 				left--
 			}
 		case <-deadline:
-			return &exitError{exitFailed, fmt.Sprintf("%d files could not be stored in %s", left, endTimeout)}
+			return notStored(left, " in "+endTimeout.String())
 		}
 	}
 	if left != 0 {
-		return &exitError{exitFailed, fmt.Sprintf("%d files could not be stored", left)}
+		return notStored(left, "")
 	}
 	return nil
+}
+
+func notStored(files int, within string) error {
+	what := fmt.Sprintf("%d files", files)
+	if files == 1 {
+		what = "1 file"
+	}
+	return &exitError{exitNotStored, what + " could not be stored" + within}
 }
 
 // await waits until done is closed. It is EIO where that takes long and the server does

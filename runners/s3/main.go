@@ -24,6 +24,7 @@ const (
 	exitUsage             = 2
 	exitBucketWrong       = 3
 	exitCredentialRefused = 4
+	exitNotStored         = 5
 )
 
 // longestSentence is in bytes: whoever runs this program keeps no more of it.

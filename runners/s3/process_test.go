@@ -61,6 +61,27 @@ func TestSIGTERMFinishesWhatIsBeingStored(t *testing.T) {
 	}
 }
 
+func TestWhatCouldNotBeStoredAtTheEndIsSaid(t *testing.T) {
+	t.Parallel()
+	s, m := whole(t)
+	unclosed, err := os.Create(m.path("unclosed"))
+	must(t, err)
+	_, err = unclosed.WriteString("written, not closed")
+	must(t, err)
+	m.write("closed", "stored")
+	s.control("POST", "/fault?kind=unavailable&operation=put", nil)
+	must(t, m.command.Process.Signal(syscall.SIGTERM))
+	if status := m.wait(endTimeout + patience); status != exitNotStored {
+		t.Errorf("exit status %d, want %d", status, exitNotStored)
+	}
+	if said := m.stderr.String(); !strings.Contains(said, "error: 1 file could not be stored") {
+		t.Errorf("it said %q", said)
+	}
+	if s.has("unclosed") {
+		t.Error("what could not be stored is there")
+	}
+}
+
 // waitFor waits until the server was asked for an operation that often.
 func (s *server) waitFor(operation string, times int) {
 	s.t.Helper()
@@ -209,7 +230,7 @@ func TestFilesThatWereStoredBeforeTheTimeWasUpAreNotCountedAsLost(t *testing.T) 
 		says    string
 	}{
 		{results: []syscall.Errno{0, 0, 0}},
-		{results: []syscall.Errno{0, syscall.EIO, 0}, says: "1 files could not be stored"},
+		{results: []syscall.Errno{0, syscall.EIO, 0}, says: "1 file could not be stored"},
 		{results: []syscall.Errno{0, syscall.EIO}, timeUp: true, says: "2 files could not be stored in 20s"},
 		{timeUp: true, says: "3 files could not be stored in 20s"},
 	} {
