@@ -48,8 +48,9 @@ func ParseOperator(text string) (Operator, error) {
 type half struct {
 	Operator
 	// on is whether it writes grants; says, whether the container that the variable is
-	// for does so by its own word.
-	on, says bool
+	// for does so by its own word; elsewhere, whether its value comes from somewhere else,
+	// a ConfigMap for one, and is not known.
+	on, says, elsewhere bool
 }
 
 // half finds the Deployment and which of its containers the variable is for.
@@ -62,8 +63,14 @@ func (c Cluster) half(ctx context.Context, o Operator) (*half, error) {
 	if o.Container, err = chooseContainer(spec.Containers, o); err != nil {
 		return nil, err
 	}
-	says := slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == o.Container && verify.ContainerOn(c) })
-	return &half{o, verify.OperatorOn(spec), says}, nil
+	h := &half{Operator: o, on: verify.OperatorOn(spec)}
+	for _, c := range spec.Containers {
+		if c.Name == o.Container {
+			h.says = verify.ContainerOn(c)
+			h.elsewhere = slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == gatewayVariable && e.ValueFrom != nil })
+		}
+	}
+	return h, nil
 }
 
 func chooseContainer(all []corev1.Container, o Operator) (string, error) {
@@ -92,7 +99,7 @@ func chooseContainer(all []corev1.Container, o Operator) (string, error) {
 
 // turn sets the variable. The Deployment replaces its Pods itself.
 func (c Cluster) turn(ctx context.Context, h *half, to bool) error {
-	if h.on == to && h.says == to { // another container may be what is on
+	if h.on == to && h.says == to && !h.elsewhere { // another container may be what is on
 		c.tell("%s: %s is %t already", h.Operator, gatewayVariable, to)
 		return nil
 	}

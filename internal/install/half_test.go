@@ -26,6 +26,9 @@ func TestTheOperatorsHalfIsOnWhereTheChecksSaySo(t *testing.T) {
 		"on, with spaces": {corev1.PodSpec{Containers: []corev1.Container{says("a", " 1 ")}}, true, false, true},
 		"off":             {corev1.PodSpec{Containers: []corev1.Container{says("a", "0")}}, false, true, false},
 		"nothing said":    {corev1.PodSpec{Containers: []corev1.Container{{Name: "a"}}}, false, true, false},
+		"a ConfigMap says it": {corev1.PodSpec{Containers: []corev1.Container{{Name: "a", Env: []corev1.EnvVar{{
+			Name: gatewayVariable, ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{Key: "on"}},
+		}}}}}, false, true, true},
 		"an init container alone has it": {
 			corev1.PodSpec{InitContainers: []corev1.Container{says("b", "true")}, Containers: []corev1.Container{{Name: "a"}}}, true, true, true,
 		},

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/datalayer/node-mounts/internal/advice"
+	"github.com/datalayer/node-mounts/internal/kube/absence"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
 
@@ -105,7 +106,7 @@ func (c Cluster) checkNamespaces(ctx context.Context, r Request, t *todo) ([]Row
 // namespace is nil where it does not exist.
 func (c Cluster) namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
 	found, err := c.Client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
+	if absence.Said(err, "namespaces", name) {
 		return nil, nil
 	}
 	if err != nil {
@@ -135,7 +136,7 @@ func (c Cluster) checkClaim(ctx context.Context, namespace string, a *agentSet, 
 		name := v.PersistentVolumeClaim.ClaimName
 		claim, err := c.Client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 		switch {
-		case apierrors.IsNotFound(err):
+		case absence.Said(err, "persistentvolumeclaims", name):
 			rows = append(rows, rowOf(
 				rowClaim, "", verify.Fail, fmt.Sprintf("%s does not exist in namespace %s", name, namespace),
 				"a Pod mounts claims of its own namespace alone: make the claim there, or choose the claim's namespace with -n",

@@ -18,6 +18,7 @@ import (
 
 	"github.com/datalayer/node-mounts/internal/advice"
 	"github.com/datalayer/node-mounts/internal/fleet"
+	"github.com/datalayer/node-mounts/internal/kube/absence"
 	"github.com/datalayer/node-mounts/internal/nodeview"
 	"github.com/datalayer/node-mounts/internal/verify"
 )
@@ -349,7 +350,7 @@ func (c Cluster) removeProbes(ctx context.Context, namespace, run string) error 
 
 func (c Cluster) removeProbe(ctx context.Context, namespace, name string) error {
 	err := c.Client.CoreV1().Pods(namespace).Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
-	if err != nil && !apierrors.IsNotFound(err) {
+	if err != nil && !absence.PodSaid(err, name) {
 		return fmt.Errorf("taking away the probe %s/%s: %w", namespace, name, err)
 	}
 	return nil

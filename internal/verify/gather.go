@@ -14,13 +14,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
 
 	"github.com/datalayer/node-mounts/internal/fleet"
+	"github.com/datalayer/node-mounts/internal/kube/absence"
 	"github.com/datalayer/node-mounts/internal/nodeview"
 )
 
@@ -229,7 +229,7 @@ func (c Cluster) claim(ctx context.Context, f Facts) (*corev1.PersistentVolumeCl
 			continue
 		}
 		pvc, err := c.API.CoreV1().PersistentVolumeClaims(ds.Namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
+		if absence.Said(err, "persistentvolumeclaims", name) {
 			return nil, nil
 		}
 		return pvc, err
@@ -240,7 +240,7 @@ func (c Cluster) claim(ctx context.Context, f Facts) (*corev1.PersistentVolumeCl
 func (c Cluster) automount(ctx context.Context, a Account) (*bool, error) {
 	account, err := c.API.CoreV1().ServiceAccounts(a.Namespace).Get(ctx, a.Name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err):
+	case absence.Said(err, "serviceaccounts", a.Name):
 		return nil, nil
 	case err != nil:
 		return nil, err

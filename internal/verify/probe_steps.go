@@ -106,9 +106,9 @@ func runPod(ctx context.Context, on *probed) (string, error) {
 func (on *probed) ready(ctx context.Context, restarts int32) error {
 	why := "nothing is known of it yet"
 	err := wait.PollUntilContextCancel(ctx, probeInterval, true, func(ctx context.Context) (bool, error) {
-		p, err := on.API.CoreV1().Pods(on.pod.Namespace).Get(ctx, on.pod.Name, metav1.GetOptions{})
+		p, err := absence.Pod(ctx, on.API.CoreV1(), on.pod.Namespace, on.pod.Name)
 		switch {
-		case apierrors.IsNotFound(err), err == nil && p.UID != on.pod.UID:
+		case absence.PodSaid(err, on.pod.Name), err == nil && p.UID != on.pod.UID:
 			return false, errors.New("somebody has deleted the Pod")
 		case err != nil:
 			// What was seen of the Pod is more than that there was no time to look again.
@@ -324,21 +324,21 @@ func (on *probed) tidy(ctx context.Context) {
 // deletePod deletes the Pod and waits until it is gone: a mount that was left behind
 // would keep it.
 func deletePod(ctx context.Context, on *probed) (string, error) {
-	pods := on.API.CoreV1().Pods(on.pod.Namespace)
-	err := pods.Delete(ctx, on.pod.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(on.pod.UID))})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	err := on.API.CoreV1().Pods(on.pod.Namespace).Delete(ctx, on.pod.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(on.pod.UID))})
+	if err != nil && !absence.PodSaid(err, on.pod.Name) && !apierrors.IsConflict(err) {
 		return "", fmt.Errorf("delete the Pod %s/%s: %w", on.pod.Namespace, on.pod.Name, err)
 	}
 	seen := "is still there"
 	err = wait.PollUntilContextCancel(ctx, probeInterval, true, func(ctx context.Context) (bool, error) {
-		p, err := pods.Get(ctx, on.pod.Name, metav1.GetOptions{})
+		p, err := absence.Pod(ctx, on.API.CoreV1(), on.pod.Namespace, on.pod.Name)
+		gone := absence.PodSaid(err, on.pod.Name)
 		switch {
 		case err == nil:
 			seen = "is still there"
-		case !apierrors.IsNotFound(err) && ctx.Err() == nil && !absence.Unsent(err):
+		case !gone && ctx.Err() == nil && !absence.Unsent(err):
 			seen = "cannot be looked for: " + err.Error()
 		}
-		return apierrors.IsNotFound(err) || err == nil && p.UID != on.pod.UID, nil
+		return gone || err == nil && p.UID != on.pod.UID, nil
 	})
 	if err != nil {
 		return "", fmt.Errorf("the Pod %s/%s %s", on.pod.Namespace, on.pod.Name, seen)
