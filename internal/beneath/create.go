@@ -5,10 +5,11 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/thread"
 )
 
 // Owner is who a new home folder is given to.
@@ -133,16 +134,10 @@ func (d *Dir) finish(owner Owner, made bool) error {
 // writableBy asks the storage itself whether owner may write and enter d, by
 // asking as that user: mode bits do not tell what an NFS server will answer.
 func (d *Dir) writableBy(owner Owner) error {
-	answer := make(chan error, 1)
-	go func() {
-		// The thread takes on the user's identity and is never unlocked, so the
-		// runtime ends it with the goroutine and nothing else ever runs on it.
-		runtime.LockOSThread()
-		answer <- accessAs(d.fd, owner)
-	}()
-	return <-answer
+	return thread.Own(func() error { return accessAs(d.fd, owner) })
 }
 
+// accessAs makes the thread the owner's.
 func accessAs(fd int, owner Owner) error {
 	// Raw calls: the wrappers of package syscall change every thread.
 	if _, _, e := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); e != 0 {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/bug"
 )
 
 // run is one run of git, confined.
@@ -80,18 +82,19 @@ func (r *run) do(ctx context.Context) (stderr string, err error) {
 		// until the child has ended; a thread of the pool may end before.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		read.Close()
-		if err != nil {
-			finished <- fmt.Errorf("start git: %w", err)
-			return
-		}
-		if r.signer != nil {
-			r.signer.started(cmd.Process.Pid)
-		}
-		// A child that ended before it read is explained by Wait.
-		_, _ = write.Write(message)
-		finished <- cmd.Wait()
+		finished <- bug.Catch(func() error {
+			err := cmd.Start()
+			read.Close()
+			if err != nil {
+				return fmt.Errorf("start git: %w", err)
+			}
+			if r.signer != nil {
+				r.signer.started(cmd.Process.Pid)
+			}
+			// A child that ended before it read is explained by Wait.
+			_, _ = write.Write(message)
+			return cmd.Wait()
+		})
 	}()
 	err = <-finished
 	return string(words.kept), err

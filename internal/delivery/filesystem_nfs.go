@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/thread"
 )
 
 // NFS says how exports are mounted, and of which servers.
@@ -136,9 +137,17 @@ func versions(readOnly bool) []string {
 	return all
 }
 
-// mount mounts the export, attached nowhere. It runs on a goroutine of its own,
-// whose thread enters the node's network and ends with it.
-func (n NFS) mount(table mnt.Table, e export, addresses []netip.Addr, bound time.Duration, readOnly bool, flags mnt.Flags) (mnt.Detached, error) {
+// mount mounts the export, attached nowhere.
+func (n NFS) mount(table mnt.Table, e export, addresses []netip.Addr, bound time.Duration, readOnly bool, flags mnt.Flags) (m mnt.Detached, err error) {
+	err = thread.Own(func() (err error) {
+		m, err = n.mountHere(table, e, addresses, bound, readOnly, flags)
+		return err
+	})
+	return m, err
+}
+
+// mountHere is mount, on a thread of its own: that enters the node's network.
+func (n NFS) mountHere(table mnt.Table, e export, addresses []netip.Addr, bound time.Duration, readOnly bool, flags mnt.Flags) (mnt.Detached, error) {
 	if err := enterHost(n.HostProc); err != nil {
 		return nil, fmt.Errorf("entering the node's network: %w", err)
 	}

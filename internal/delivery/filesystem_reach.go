@@ -6,15 +6,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// enterHost puts the calling goroutine's thread into the network and UTS namespaces
-// of the process at proc. The thread is never given back: it ends with the
-// goroutine, so no other one ever runs in those namespaces.
+// enterHost puts the calling thread into the network and UTS namespaces of the process
+// at proc.
 //
 // A superblock keeps the network namespace of the thread that made it. Through the
 // agent's own, every NFS mount of the node would go silent when the agent's Pod is
@@ -26,7 +24,6 @@ func enterHost(proc string) error {
 	if os.Getpid() == 1 {
 		return errors.New("the agent does not see the node's processes (hostPID)")
 	}
-	runtime.LockOSThread()
 	for name, kind := range map[string]int{"net": unix.CLONE_NEWNET, "uts": unix.CLONE_NEWUTS} {
 		path := filepath.Join(proc, "ns", name)
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -241,6 +241,9 @@ func (d *Process) Tend(ctx context.Context) {
 			continue
 		}
 		if c.Ended != nil {
+			if c.Ended.Code == exitNotStored { // an earlier agent took its mount away
+				d.Log.Error("content is lost", "use", c.Use, "why", lossOf(c.Ended))
+			}
 			err = d.Keeper.Forget(ctx, c.ID)
 		} else {
 			d.Log.Info("ending a process that serves nothing", "use", c.Use, "child", c.ID)

@@ -214,7 +214,7 @@ func (d *Process) await(p *process, pidfd *os.File) {
 			d.News(p.uid)
 		}
 		if lost := lossOf(exit); lost != "" && told != nil {
-			told(lost)
+			_ = bug.Guard(d.Log, func() error { told(lost); return nil }, "use", p.use)
 		}
 	}()
 }

@@ -7,12 +7,11 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
-	"runtime"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/datalayer/node-mounts/internal/bug"
+	"github.com/datalayer/node-mounts/internal/thread"
 )
 
 // Kind is what an address is for, where it is not for a server.
@@ -134,7 +133,7 @@ func Within(networks []netip.Prefix, a netip.Addr) bool {
 // Own are the addresses of the network namespace of the process or thread at proc, such
 // as "/proc/1". "/proc/thread-self" is this program's.
 func Own(proc string) (all []netip.Prefix, err error) {
-	err = onItsThread(func() (err error) {
+	err = thread.Own(func() (err error) {
 		all, err = ownOf(proc)
 		return err
 	})
@@ -142,23 +141,6 @@ func Own(proc string) (all []netip.Prefix, err error) {
 		return nil, fmt.Errorf("read the addresses of the network of %s: %w", proc, err)
 	}
 	return all, nil
-}
-
-// onItsThread runs f on a thread that ends with it, so that no other goroutine ever runs
-// in the namespace that f enters. The first thread does not end, and is what others see
-// in /proc of the process: it is not taken.
-func onItsThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() != unix.Getpid() {
-			done <- bug.Catch(f)
-			return
-		}
-		done <- onItsThread(f)
-		runtime.UnlockOSThread()
-	}()
-	return <-done
 }
 
 // virtual is the interface that has the address of every Service where kube-proxy works

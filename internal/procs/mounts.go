@@ -4,12 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/datalayer/node-mounts/internal/bug"
 	"github.com/datalayer/node-mounts/internal/mnt"
 )
 
@@ -55,25 +52,6 @@ func parseMounts(fd int) ([]mnt.Mount, error) {
 	defer unix.Close(fd)
 	l := tableLook{stop: func() error { return nil }, lines: maxAllMounts, bytes: maxTable}
 	return mnt.ParseMountinfo(&boundedFields{r: &boundedTable{r: fdReader(fd), look: &l, lines: maxMounts}})
-}
-
-// onLostThread runs call on a thread that nothing else ever runs on and that
-// ends with it.
-func onLostThread(call func() error) error {
-	answer := make(chan error, 1)
-	go func() {
-		// Never unlocked: the runtime ends a thread with its locked goroutine.
-		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() {
-			// All but the first, which it keeps, parked, for /proc/self to show. Held
-			// here until another thread has done it.
-			defer runtime.UnlockOSThread()
-			answer <- onLostThread(call)
-			return
-		}
-		answer <- bug.Catch(call)
-	}()
-	return <-answer
 }
 
 // boundedFields passes a mount table on with every field cut to fieldLimit, so

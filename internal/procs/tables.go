@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/internal/mnt"
+	"github.com/datalayer/node-mounts/internal/thread"
 )
 
 // Table is the whole mount table of one mount namespace.
@@ -216,7 +217,7 @@ func (l *tableLook) enter(p Process, ns int) error {
 	defer unix.Close(proc)
 	table := -1
 	l.finder.readOfProcesses.Add(1)
-	err = onLostThread(func() error {
+	err = thread.Own(func() error {
 		// setns refuses a thread that shares its working directory.
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return os.NewSyscallError("unshare", err)
