@@ -20,6 +20,7 @@ import (
 	"github.com/datalayer/node-mounts/internal/delivery"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/mnt/mnttest"
+	"github.com/datalayer/node-mounts/internal/netaddr/netaddrtest"
 	"github.com/datalayer/node-mounts/internal/plan"
 	"github.com/datalayer/node-mounts/internal/secret"
 )
@@ -46,17 +47,7 @@ func network(t *testing.T) (proc string, in func(f func() error)) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
-		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(s)
-		lo, err := unix.NewIfreq("lo")
-		if err != nil {
-			return err
-		}
-		lo.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-		return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, lo)
+		return netaddrtest.Loopback(true)
 	})
 	return proc, in
 }

@@ -10,6 +10,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/netaddr/netaddrtest"
 )
 
 const (
@@ -164,22 +166,7 @@ func resumeServer(versions ...string) error {
 // link takes the way to the server away, or gives it back. What is sent meanwhile
 // gets no answer.
 func link(up bool) error {
-	return onNode(func() error {
-		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(s)
-		lo, err := unix.NewIfreq("lo")
-		if err != nil {
-			return err
-		}
-		lo.SetUint16(unix.IFF_RUNNING)
-		if up {
-			lo.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-		}
-		return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, lo)
-	})
+	return onNode(func() error { return netaddrtest.Loopback(up) })
 }
 
 // listenSilently accepts connections in the kernel, and nobody reads them. The

@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/netaddr/netaddrtest"
 )
 
 // Init is for TestMain: where this process is the first of a virtual machine it
@@ -54,7 +56,7 @@ func carryOut() error {
 			return fmt.Errorf("load %s: %w", file, err)
 		}
 	}
-	if err := loopbackUp(); err != nil {
+	if err := netaddrtest.Loopback(true); err != nil {
 		return fmt.Errorf("bring up lo: %w", err)
 	}
 	fmt.Println(beginLine(o.Nonce))
@@ -87,21 +89,6 @@ func load(file string) error {
 		return nil
 	}
 	return err
-}
-
-// loopbackUp does what `ip link set lo up` does.
-func loopbackUp() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(s)
-	r, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r)
 }
 
 // endWithParent is for children that must not outlive the test.

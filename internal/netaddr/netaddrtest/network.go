@@ -4,11 +4,12 @@ package netaddrtest
 import (
 	"fmt"
 	"net/netip"
-	"runtime"
 	"testing"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/datalayer/node-mounts/internal/thread"
 )
 
 // Network makes a network namespace, until the test ends, in which one interface has a
@@ -16,32 +17,45 @@ import (
 // root.
 func Network(t testing.TB, name string, address netip.Addr) (proc string) {
 	t.Helper()
-	made, end := make(chan error), make(chan struct{})
-	var start func()
-	start = func() {
-		// The thread ends with this goroutine, and the namespace with it. The first one
-		// does not end.
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			defer runtime.UnlockOSThread()
-			go start()
+	made, end := make(chan error, 1), make(chan struct{})
+	go func() {
+		made <- thread.Own(func() error { // the namespace ends with the thread
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return fmt.Errorf("make a network: %w", err)
+			}
+			proc = fmt.Sprintf("/proc/self/task/%d", unix.Gettid())
+			if err := setUp(name, address); err != nil {
+				return err
+			}
+			made <- nil
 			<-end
-			return
-		}
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			made <- fmt.Errorf("make a network: %w", err)
-			return
-		}
-		proc = fmt.Sprintf("/proc/self/task/%d", unix.Gettid())
-		made <- setUp(name, address)
-		<-end
-	}
-	go start()
+			return nil
+		})
+	}()
 	t.Cleanup(func() { close(end) })
 	if err := <-made; err != nil {
 		t.Fatal(err)
 	}
 	return proc
+}
+
+// Loopback takes the loopback interface of the thread's network up, or down: what is sent
+// then gets no answer.
+func Loopback(up bool) error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_RUNNING)
+	if up {
+		lo.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	}
+	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, lo)
 }
 
 // setUp names the loopback interface and gives it the address: kernels have no other
