@@ -7,11 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/datalayer/node-mounts/internal/netaddr/netaddrtest"
+	"github.com/datalayer/node-mounts/internal/thread"
 )
 
 const (
@@ -89,20 +89,18 @@ func command(name string, args ...string) error {
 
 // onNode runs f in the node's network.
 func onNode(f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends here
+	return thread.Own(func() error {
 		fd, err := unix.Open("/proc/1/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err == nil {
-			err = unix.Setns(fd, unix.CLONE_NEWNET)
-			unix.Close(fd)
+		if err != nil {
+			return err
 		}
-		if err == nil {
-			err = f()
+		err = unix.Setns(fd, unix.CLONE_NEWNET)
+		unix.Close(fd)
+		if err != nil {
+			return err
 		}
-		done <- err
-	}()
-	return <-done
+		return f()
+	})
 }
 
 // stopServer ends the service as `systemctl stop` does: its sockets are closed.
