@@ -11,6 +11,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -148,6 +149,8 @@ type Agent struct {
 	known map[string]*podState
 	// fault says why this node can mount nothing, "" when it can.
 	fault string
+	// unusable says why some delivery can mount nothing, "" when each can.
+	unusable string
 	// filesystems is the last mount table that a sweep read.
 	filesystems []mnt.Mount
 	// claimed is the part of it that the claim is on: few lines, asked per grant.
@@ -270,8 +273,15 @@ func (a *Agent) reserve(s *podState, n int) (others int) {
 	return others
 }
 
-// Fault says why this node can mount nothing, "" when it can.
+// Fault says why this node cannot mount all that it should, "" when it can.
 func (a *Agent) Fault() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return cmp.Or(a.fault, a.unusable)
+}
+
+// refuses says why this node can mount nothing, "" when it can.
+func (a *Agent) refuses() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.fault

@@ -72,14 +72,20 @@ func (a *Agent) phase(ctx context.Context, s *podState, p plan.Pod, found bool) 
 	switch {
 	case !found || p.Node != a.Policy.Node:
 		return a.vanished(ctx, s)
-	case p.Finished:
-		return a.release(ctx, s, p, !p.Terminating)
-	case p.Terminating:
-		return a.terminating(ctx, s, p)
+	case p.Finished, p.Terminating:
+		return a.ending(ctx, s, p)
 	case p.Grant == nil:
 		return a.release(ctx, s, p, true)
 	}
 	return a.serve(ctx, s, p)
+}
+
+// ending is for a Pod whose containers have ended for good, or are about to.
+func (a *Agent) ending(ctx context.Context, s *podState, p plan.Pod) (time.Duration, error) {
+	if p.Finished {
+		return a.release(ctx, s, p, !p.Terminating)
+	}
+	return a.terminating(ctx, s, p)
 }
 
 // vanished releases a Pod that the watch no longer has, once the API server
@@ -89,11 +95,21 @@ func (a *Agent) vanished(ctx context.Context, s *podState) (time.Duration, error
 	if err != nil {
 		return 0, fmt.Errorf("confirming that the Pod is gone: %w", err)
 	}
-	if found && p.Node == a.Policy.Node {
-		// The watch is behind. Its event will come.
-		return time.Second, nil
+	if !found || p.Node != a.Policy.Node {
+		return a.release(ctx, s, p, false)
 	}
-	return a.release(ctx, s, p, false)
+	// The watch is behind, and its event will come; or it is of another namespace now, and
+	// none will. What the API server says of the Pod's end is true either way, and kubelet
+	// cannot end it while its mounts stand.
+	const askAgain = time.Second
+	if !p.Finished && !p.Terminating {
+		return askAgain, nil
+	}
+	again, err := a.ending(ctx, s, p)
+	if err == nil && (again == 0 || again > askAgain) && a.state(s.j.UID, false) != nil {
+		again = askAgain
+	}
+	return again, err
 }
 
 // terminating grants nothing new and keeps what stands until the Pod's

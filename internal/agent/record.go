@@ -63,7 +63,7 @@ func (a *Agent) unwritable(err error) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.fault == "" {
-		a.setFault(e.Error())
+		a.setFault(&a.fault, e.Error())
 	}
 	return e
 }
@@ -82,12 +82,13 @@ func (a *Agent) tryJournal() error {
 	return a.unwritable(a.store.Try())
 }
 
-// setFault says what keeps this node from mounting, in the log once. a.mu is held.
-func (a *Agent) setFault(fault string) {
-	if fault != a.fault {
+// setFault notes what keeps this node from mounting in one of the agent's two fields for
+// that, and says it in the log once. a.mu is held.
+func (a *Agent) setFault(of *string, fault string) {
+	if fault != *of {
 		a.Log.Warn("the node's ability to mount has changed", "fault", fault)
 	}
-	a.fault = fault
+	*of = fault
 }
 
 // unwritten is the refusal of what could not be recorded. It tells whether err was that.

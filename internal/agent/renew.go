@@ -16,7 +16,7 @@ import (
 // it is another filesystem, and no mount of the first one ever answers again. A
 // mount that answers stays, whatever became of the claim.
 func (a *Agent) renew(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, pl plan.Plan) error {
-	if len(s.dead) == 0 || pl.Whole != nil || a.Fault() != "" {
+	if len(s.dead) == 0 || pl.Whole != nil || a.refuses() != "" {
 		return nil
 	}
 	renewed := a.renewed(ctx, s, pl.Mounts)

@@ -158,7 +158,7 @@ func (a *Agent) refuseWhole(s *podState, p plan.Pod, pl plan.Plan, steps plan.St
 		a.reserve(s, len(s.j.Mounts))
 		return r
 	}
-	if fault := a.Fault(); fault != "" && len(steps.Grant) > 0 {
+	if fault := a.refuses(); fault != "" && len(steps.Grant) > 0 {
 		a.reserve(s, len(s.j.Mounts))
 		return refuse(grant.CodeMountFailed, fault)
 	}

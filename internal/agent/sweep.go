@@ -235,10 +235,14 @@ func (a *Agent) examine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fault := a.findFault(ctx, table)
+	fault, unusable := a.findFault(ctx, table), ""
+	if fault == "" {
+		unusable = a.findUnusable(ctx)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.setFault(fault)
+	a.setFault(&a.fault, fault)
+	a.setFault(&a.unusable, unusable)
 	a.filesystems, a.swept = table, a.Clock.Now()
 	a.claimed = mnt.Beneath(table, a.Claim.Path)
 	return nil
@@ -271,6 +275,12 @@ func (a *Agent) findFault(ctx context.Context, table []mnt.Mount) string {
 	if found, err := facts.KeepsPods(ctx, a.Budget, "/", a.Kubelet); err == nil && !found {
 		return facts.NoPods(a.Kubelet)
 	}
+	return ""
+}
+
+// findUnusable says why some delivery can mount nothing, "" when each can. The others
+// go on: each of its own grants says so too.
+func (a *Agent) findUnusable(ctx context.Context) string {
 	for _, d := range a.by {
 		if err := d.Usable(ctx); err != nil {
 			_, why := delivery.Explain(err)

@@ -193,3 +193,31 @@ func TestAFinishedPodThatHoldsSomethingSaysSo(t *testing.T) {
 	}
 	clean(t, n, p)
 }
+
+// An agent that is made to serve another namespace does not watch the Pod any more. Its
+// mounts keep kubelet from the volume, so it cannot go before the agent lets it.
+func TestAPodThatNoWatchShowsAnyMoreIsReleasedWhenTheAPIServerSaysThatItEnds(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(api *plan.Pod){
+		"deleted":  func(api *plan.Pod) { api.Terminating = true },
+		"finished": func(api *plan.Pod) { api.Finished = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, p := granted(t)
+			n.API.Hide(p.UID, true)
+			n.Restart()
+			if p.Pass(); len(n.Left()) == 0 {
+				t.Fatal("it was released while the API server had it here")
+			}
+			must(t, p.Ctr.Stop())
+			n.API.Change(p.UID, end)
+			p.Pass()
+			if left := n.Left(); len(left) > 0 {
+				t.Errorf("these are left: %v", left)
+			}
+			n.API.Delete(p.UID)
+			p.Pass()
+			clean(t, n, p)
+		})
+	}
+}

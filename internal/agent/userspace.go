@@ -125,7 +125,7 @@ func (a *Agent) tendProcesses(ctx context.Context, s *podState, tree *beneath.Di
 		}
 		s.noteDead(e.Target, err)
 	}
-	if pl.Whole != nil || a.Fault() != "" {
+	if pl.Whole != nil || a.refuses() != "" {
 		return nil
 	}
 	ended := slices.DeleteFunc(a.endedOf(s, pl.Mounts), func(m plan.Mount) bool {

@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/datalayer/node-mounts/internal/lockfile"
 )
 
 const (
@@ -198,14 +198,12 @@ func (s *Store) takeFolder() error {
 			return storage("make the folder of checkouts", err)
 		}
 	}
-	lock, err := os.OpenFile(filepath.Join(root, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	var err error
+	if s.lock, err = lockfile.Take(filepath.Join(root, lockFile)); errors.Is(err, lockfile.ErrTaken) {
+		return &Error{Class: Failed, Message: "another agent uses the folder of checkouts", Detail: root, Err: err, Node: true}
+	}
 	if err != nil {
 		return storage("lock the folder of checkouts", err)
-	}
-	s.lock = lock
-	// The kernel drops it with the process, so a lock is never stale.
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return &Error{Class: Failed, Message: "another agent uses the folder of checkouts", Detail: root, Err: err, Node: true}
 	}
 	return s.sweep()
 }
@@ -234,10 +232,7 @@ func (s *Store) Close() {
 	s.cancel()
 	s.working.Wait()
 	if s.lock != nil {
-		// A child that is being started has the descriptor too until it executes its
-		// program, and the lock with it.
-		_ = unix.Flock(int(s.lock.Fd()), unix.LOCK_UN)
-		s.lock.Close()
+		lockfile.Release(s.lock)
 	}
 }
 

@@ -90,7 +90,7 @@ func (b *Budget) admit(t ticket, bound time.Duration) (turn chan error, err erro
 		return nil, errFound
 	case c.hung:
 		c.quiet = now.Add(bound + Pause) // one at a time
-	case c.lost >= k.Limit:
+	case c.lost >= k.most():
 		return nil, ErrNoTurn
 	case c.room(k) <= 0:
 		turn = make(chan error, 1)
@@ -164,7 +164,7 @@ func (b *Budget) lose(t ticket, hung bool) {
 	}
 	c := b.charge(t.storage.Name)
 	c.underway--
-	full := c.lost >= t.storage.Limit
+	full := c.lost >= t.storage.most()
 	switch {
 	// Where another place of the storage has answered meanwhile, this place hangs. With
 	// the last thread no other could.
@@ -228,4 +228,4 @@ func (c *charge) turnAway(why error) {
 }
 
 // room is how many more calls may be under way.
-func (c *charge) room(k Key) int { return min(k.AtOnce, k.Limit-c.lost) - c.underway }
+func (c *charge) room(k Key) int { return min(k.AtOnce, k.most()-c.lost) - c.underway }

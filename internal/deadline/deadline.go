@@ -39,10 +39,16 @@ type Key struct {
 	// until that is answered or a lost one comes back. Of the keys of a call one can be
 	// such a storage. AtOnce is less than Limit, which leaves room for the single calls.
 	AtOnce int
+	// Scattered, where it is more than Limit, is how many may be lost in some places of
+	// a storage while others of it answer: those that do go on to be asked.
+	Scattered int
 	// Kept says that the call may be answered without the storage, by what the kernel
 	// keeps of it: it ends no finding.
 	Kept bool
 }
+
+// most is how many may be lost while the storage is not found hung.
+func (k Key) most() int { return max(k.Limit, k.Scattered) }
 
 // Pause is how long a storage that was found hung is left alone before one call is
 // let through again. It is longer than a pass waits, so that no pass that found it

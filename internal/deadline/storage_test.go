@@ -268,6 +268,44 @@ func TestManyPlacesThatHangLeaveTheOthersWithoutATurnAndNotHung(t *testing.T) {
 	})
 }
 
+func TestPlacesThatAnswerAreAskedBesideManyThatHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b deadline.Budget
+		scattered := shared
+		scattered.Scattered = 4 * shared.Limit
+		bad, good := &storage{}, &storage{}
+		bad.hang()
+		of := func(s *storage) error {
+			_, err := deadline.Do(t.Context(), &b, bound, s.call, nil, scattered)
+			return err
+		}
+		var wg sync.WaitGroup
+		for range scattered.Scattered - 2 {
+			wg.Go(func() { _ = of(bad) })
+			synctest.Wait()
+			<-time.After(time.Second)
+			mustAnswer(t, []error{of(good)})
+		}
+		wg.Wait()
+		if b.Lost() != scattered.Scattered-2 {
+			t.Fatalf("%d threads are lost", b.Lost())
+		}
+		for range 60 {
+			<-time.After(time.Minute)
+			mustAnswer(t, []error{of(good)})
+		}
+		// Where none answers any more it is hung, and is not asked beyond Limit.
+		mustHang(t, []error{of(bad)})
+		<-time.After(10 * deadline.Pause)
+		mustHang(t, []error{of(bad)})
+		if bad.count() != scattered.Scattered-1 {
+			t.Errorf("asked %d times", bad.count())
+		}
+		bad.recover()
+		mustAnswer(t, []error{of(good), of(bad)})
+	})
+}
+
 func TestCallsBeginAgainWhenTheFirstLostOneComesBackAndStayWithinTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, kept := range map[string]bool{"a question": false, "a look": true} {

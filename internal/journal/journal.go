@@ -18,6 +18,7 @@ import (
 	"strings"
 
 	"github.com/datalayer/node-mounts/grant"
+	"github.com/datalayer/node-mounts/internal/lockfile"
 	"github.com/datalayer/node-mounts/internal/mnt"
 	"github.com/datalayer/node-mounts/internal/plan"
 )
@@ -176,7 +177,7 @@ func Open(dir string) (*Store, error) {
 }
 
 // Close lets another process have the journal.
-func (s *Store) Close() { unlock(s.held) }
+func (s *Store) Close() { lockfile.Release(s.held) }
 
 // Load reads every record. A record that cannot be read is set aside under
 // another name and reported: its Pod is then one of which only the tree is

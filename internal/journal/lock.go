@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
+	"github.com/datalayer/node-mounts/internal/lockfile"
 )
 
 // ErrLocked: another process works with these records, so an agent runs on this
@@ -17,27 +17,13 @@ var ErrLocked = errors.New("another process has the journal")
 // lockName is no record's name: those end in suffix.
 const lockName = "lock"
 
-// lock takes the folder for this process, or answers ErrLocked. The kernel lets
-// go of it when the process ends, however it ends. The file stays: without it, two
-// processes could hold locks on two files of the same name.
+// lock takes the folder for this process, or answers ErrLocked.
 func lock(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
-	if errors.Is(err, unix.EROFS) {
-		// Mounts can be taken down all the same.
-		f, err = os.Open(filepath.Join(dir, lockName))
+	f, err := lockfile.Take(filepath.Join(dir, lockName))
+	if errors.Is(err, lockfile.ErrTaken) {
+		err = fmt.Errorf("%s: %w", filepath.Join(dir, lockName), ErrLocked)
 	}
-	if err != nil {
-		return nil, err
-	}
-	err = retry(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = ErrLocked
-	}
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("%s: %w", f.Name(), err)
-	}
-	return f, nil
+	return f, err
 }
 
 // Sign leaves a word for whoever opens the journal later, for as long as the file
@@ -73,19 +59,4 @@ func (s *Store) Signature() (string, error) {
 		return "", fmt.Errorf("journal: %w", err)
 	}
 	return string(b), nil
-}
-
-// unlock says so explicitly: a child that is being started has the descriptor
-// too until it executes its program, and the lock with it.
-func unlock(f *os.File) {
-	_ = retry(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_UN) })
-	f.Close()
-}
-
-func retry(call func() error) error {
-	for {
-		if err := call(); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
 }

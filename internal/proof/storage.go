@@ -36,16 +36,19 @@ type Storage struct {
 	PerMount int
 }
 
-// Per filesystem, how many calls may be under way, and how many threads may hang.
+// Per filesystem, how many calls may be under way, and how many threads may hang: in all
+// of it, and in some folders while others answer. Those may be the homes of more people
+// than a node has Pods.
 const (
-	callsPerFilesystem   = 16
-	threadsPerFilesystem = 24
+	callsPerFilesystem     = 16
+	threadsPerFilesystem   = 24
+	scatteredPerFilesystem = 128
 )
 
 // Filesystem is what a thread is charged to that a filesystem hangs, so that one that
 // is dead leaves the others alone, whatever lies on it and whoever asks.
 func Filesystem(dev mnt.Dev) deadline.Key {
-	return deadline.Key{Name: "filesystem:" + dev.String(), Limit: threadsPerFilesystem, AtOnce: callsPerFilesystem}
+	return deadline.Key{Name: "filesystem:" + dev.String(), Limit: threadsPerFilesystem, AtOnce: callsPerFilesystem, Scattered: scatteredPerFilesystem}
 }
 
 // Answers opens the mount at target, compares it with the record (where one is

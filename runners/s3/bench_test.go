@@ -180,7 +180,7 @@ func benchRclone(b *testing.B, s *server) (string, int, func()) {
 	return benchProgram(b, "rclone", func(dir string) *exec.Cmd {
 		command := exec.Command("rclone", "mount", "--use-server-modtime", "--vfs-cache-mode", "writes", "--cache-dir", b.TempDir(), ":s3:"+bucketName, dir)
 		command.Env = []string{
-			"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "RCLONE_S3_PROVIDER=Other", "RCLONE_S3_ENDPOINT=" + s.Endpoint, "RCLONE_S3_REGION=" + s.Region,
+			"PATH=" + os.Getenv("PATH"), "HOME=" + b.TempDir(), "RCLONE_S3_PROVIDER=Other", "RCLONE_S3_ENDPOINT=" + s.Endpoint, "RCLONE_S3_REGION=" + s.Region,
 			"RCLONE_S3_ACCESS_KEY_ID=" + s.Credentials.AccessKeyID, "RCLONE_S3_SECRET_ACCESS_KEY=" + s.Credentials.SecretAccessKey,
 		}
 		return command
@@ -190,7 +190,7 @@ func benchRclone(b *testing.B, s *server) (string, int, func()) {
 func benchS3FS(b *testing.B, s *server) (string, int, func()) {
 	return benchProgram(b, "s3fs", func(dir string) *exec.Cmd {
 		command := exec.Command("s3fs", bucketName, dir, "-f", "-o", "url="+s.Endpoint, "-o", "use_path_request_style", "-o", "complement_stat")
-		command.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "AWSACCESSKEYID=" + s.Credentials.AccessKeyID, "AWSSECRETACCESSKEY=" + s.Credentials.SecretAccessKey}
+		command.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.TempDir(), "AWSACCESSKEYID=" + s.Credentials.AccessKeyID, "AWSSECRETACCESSKEY=" + s.Credentials.SecretAccessKey}
 		return command
 	})
 }
