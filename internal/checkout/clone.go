@@ -151,11 +151,11 @@ func (j *job) measureTree(ctx context.Context) error {
 	// after a failed write: nothing else would end the listing.
 	ctx, meter.stop = context.WithCancel(ctx)
 	defer meter.stop()
-	err = j.git(ctx, &meter, "-C", "tree", "ls-tree", "-r", "-l", "-z", "--full-tree", j.revision)
+	err = j.git(ctx, &meter, "-C", "tree", "ls-tree", "-r", "-t", "-l", "-z", "--full-tree", j.revision)
 	return cmp.Or(meter.refusal, err)
 }
 
-// treeMeter reads `ls-tree -r -l -z`: "mode type id size<TAB>path<NUL>".
+// treeMeter reads `ls-tree -r -t -l -z`, which has the folders too: "mode type id size<TAB>path<NUL>".
 type treeMeter struct {
 	usage
 

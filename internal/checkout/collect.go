@@ -12,27 +12,24 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/datalayer/node-mounts/internal/bug"
 )
 
 // sweep is the store's first act: rubbish of work that was killed goes, and so does
 // what cannot be believed. What was published in another boot may have lost its last
 // bytes with the power; to publish without waiting for the disk is worth a clone
-// after a reboot.
+// after a reboot. Here all of it is only put aside: after a reboot it may be millions of
+// files, and the agent serves nobody until the store is open.
 func (s *Store) sweep() error {
 	jobs, err := os.Open(filepath.Join(s.config.Root, jobsFolder))
 	if err != nil {
 		return storage("look for unfinished checkouts", err)
 	}
 	defer jobs.Close()
-	names, err := jobs.Readdirnames(-1)
+	rubbish, err := jobs.Readdirnames(-1)
 	if err != nil {
 		return storage("look for unfinished checkouts", err)
-	}
-	for _, name := range names {
-		s.config.Log.Info("removing an unfinished checkout", "folder", name)
-		if err := removeAt(jobs, name); err != nil {
-			return storage("remove an unfinished checkout", err)
-		}
 	}
 	found, err := os.ReadDir(filepath.Join(s.config.Root, readyFolder))
 	if err != nil {
@@ -44,20 +41,33 @@ func (s *Store) sweep() error {
 		info, statErr := os.Lstat(dir)
 		if err != nil || statErr != nil || r.Boot != s.config.Boot {
 			s.config.Log.Info("removing a checkout of another boot, or one that cannot be read", "key", f.Name())
-			rubbish, err := s.withdraw(f.Name())
-			if err == nil {
-				err = s.removeRubbish(rubbish)
-			}
+			name, err := s.withdraw(f.Name())
 			if err != nil {
 				return storage("remove a checkout", err)
 			}
+			rubbish = append(rubbish, name)
 			continue
 		}
 		s.ready[f.Name()] = &published{
 			key: f.Name(), record: *r, users: map[string]bool{}, idle: info.ModTime(), proofs: map[string]time.Time{},
 		}
 	}
+	s.working.Go(func() { s.clear(rubbish) })
 	return nil
+}
+
+// clear removes what sweep has put aside. What cannot be removed is tried again at the
+// next start.
+func (s *Store) clear(rubbish []string) {
+	for _, name := range rubbish {
+		if s.ctx.Err() != nil {
+			return
+		}
+		s.config.Log.Info("removing an unfinished checkout, or an outdated one", "folder", name)
+		if err := bug.Guard(s.config.Log, func() error { return s.removeRubbish(name) }); err != nil {
+			s.config.Log.Error("what is left of a checkout cannot be removed", "folder", name, "error", err)
+		}
+	}
 }
 
 // Recover tells the store after a start which uses stand: the key of the checkout of

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,6 +60,28 @@ func TestATreeThatUnfoldsToThousandsOfMillionsOfFilesIsRefusedBeforeItIsWritten(
 		mode, id = "40000", repo.RawTree(entries...)
 	}
 	sha := repo.Commit("main", id)
+	server := w.https(&gitserver.HTTPS{})
+	w.open([]*gitserver.HTTPS{server})
+	began := time.Now()
+	w.fails(checkout.Request{URL: server.URL(repo.Name), Revision: sha}, checkout.TooLarge)
+	if took := time.Since(began); took > time.Minute {
+		t.Errorf("it took %v to see", took)
+	}
+}
+
+// Few files, each beneath a thousand folders that no other file is in.
+func TestATreeThatUnfoldsToMillionsOfFoldersIsRefusedBeforeItIsWritten(t *testing.T) {
+	w := newWorld(t)
+	repo := w.repository()
+	e := gitserver.Entry{Mode: "100644", Name: "f", ID: repo.Blob("x")}
+	for range 1000 {
+		e = gitserver.Entry{Mode: "40000", Name: "d", ID: repo.RawTree(e)}
+	}
+	var top []gitserver.Entry
+	for i := range 3000 {
+		top = append(top, gitserver.Entry{Mode: "40000", Name: fmt.Sprintf("%04d", i), ID: e.ID})
+	}
+	sha := repo.Commit("main", repo.RawTree(top...))
 	server := w.https(&gitserver.HTTPS{})
 	w.open([]*gitserver.HTTPS{server})
 	began := time.Now()
@@ -164,6 +187,55 @@ func TestACheckoutOfAnotherBootIsMadeAgain(t *testing.T) {
 	if names := list(t, filepath.Join(w.root, "ready")); len(names) != 1 {
 		t.Errorf("not kept in the same boot: %v", names)
 	}
+}
+
+// After a reboot every checkout is outdated, and the agent serves nobody before the store
+// is open: however many files there are, they go later.
+func TestNobodyWaitsForTheRemovalOfWhatAnotherBootHasLeft(t *testing.T) {
+	w := newWorld(t)
+	w.open(nil)
+	w.store.Close()
+	at := filepath.Join(w.root, "ready", strings.Repeat("a", 32))
+	for _, dir := range []string{filepath.Join(at, "tree"), filepath.Join(w.root, "jobs", "job-of-a-killed-agent")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(at, "checkout.json"), []byte(`{"boot":"before"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Nothing is removed as long as its line is not in the log.
+	held := make(chan struct{})
+	opened := make(chan struct{})
+	go func() {
+		defer close(opened)
+		w.open(nil, func(c *checkout.Config) { c.Log = slog.New(holdsRemoval{c.Log.Handler(), held}) })
+	}()
+	select {
+	case <-opened:
+	case <-time.After(20 * time.Second):
+		t.Error("Open waits for the removal")
+	}
+	if names := list(t, filepath.Join(w.root, "ready")); len(names) != 0 {
+		t.Errorf("still to be found: %v", names)
+	}
+	close(held)
+	<-opened
+	eventually(t, "it has gone", func() bool { return len(list(t, filepath.Join(w.root, "jobs"))) == 0 })
+}
+
+// holdsRemoval holds who says that something is being removed, until it may go on.
+type holdsRemoval struct {
+	slog.Handler
+
+	until chan struct{}
+}
+
+func (h holdsRemoval) Handle(ctx context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "removing an unfinished checkout") {
+		<-h.until
+	}
+	return h.Handler.Handle(ctx, r)
 }
 
 // The store never deletes through a mount: what is under it is not the store's.

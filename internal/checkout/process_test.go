@@ -224,7 +224,7 @@ func TestAKilledAgentLeavesNothingRunningAndRubbishThatTheNextRemoves(t *testing
 	}
 	held.open()
 	w.open([]*gitserver.HTTPS{server})
-	w.nothingLeft()
+	eventually(t, "what was left has gone", func() bool { return len(list(t, filepath.Join(w.root, "jobs"))) == 0 })
 	w.mustGet(checkout.Request{URL: server.URL(repo.Name), Revision: sha})
 }
 
