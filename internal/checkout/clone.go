@@ -46,14 +46,14 @@ func (j *job) clone(ctx context.Context) error {
 	return j.git(ctx, nil, "-C", "tree", "checkout", "--quiet", "--detach", "--force", "--no-recurse-submodules", j.revision, "--")
 }
 
-// fetch asks for the commit itself. Servers of the old protocol give none that is
-// not the end of a branch unless they are told to; from those the branches and tags
-// are fetched, deeper and deeper, until the commit is among what came. options narrow
-// what comes with the commit.
+// fetch asks for the commit itself. Some servers give none that is not the end of a
+// branch unless they are told to; from those the branches and tags are fetched, deeper
+// and deeper, until the commit is among what came. options narrow what comes with the
+// commit.
 func (j *job) fetch(ctx context.Context, options ...string) error {
 	err := j.ask(ctx, func(url string) []string { return fetchArguments("--depth=1", options, url, j.revision) })
 	refused, ok := errors.AsType[*Error](err)
-	if !ok || refused.Class != NotFound || !strings.Contains(refused.Detail, "unadvertised object") {
+	if !ok || refused.Class != NotFound || !j.givesTipsAlone(refused) {
 		return err
 	}
 	for _, depth := range []string{"--depth=50", "--depth=1000", "--unshallow"} {
@@ -73,6 +73,17 @@ func (j *job) fetch(ctx context.Context, options ...string) error {
 		}
 	}
 	return fail(NotFound, "the server gives no branch or tag that has this commit")
+}
+
+// givesTipsAlone tells a server that refuses a commit by its id from one that does not
+// have it. Of the old protocol it is git here that says so, unless the server gives
+// hidden tips: then, over ssh, the server's refusal is the same as for a commit that is
+// nowhere (over https it looks further). JGit's, such as Gerrit's, refuses so in every
+// protocol.
+func (j *job) givesTipsAlone(refused *Error) bool {
+	return strings.Contains(refused.Detail, "unadvertised object") ||
+		strings.Contains(refused.Detail, refusedWant) ||
+		j.remote.transport == overSSH && strings.Contains(refused.Detail, "not our ref")
 }
 
 func (j *job) hasCommit(ctx context.Context) error {

@@ -122,6 +122,7 @@ func symptoms() []symptom {
 		{"cannot create directory at", Invalid, content},
 		{"not our ref", NotFound, noCommit},
 		{"unadvertised object", NotFound, noCommit},
+		{refusedWant, NotFound, noCommit},
 		{"couldn't find remote ref", NotFound, noCommit},
 		{"host key verification failed", AuthRefused, hostKey},
 		{"could not read username", AuthRefused, wanted},
@@ -152,6 +153,10 @@ func symptoms() []symptom {
 		{"not a tree object", Invalid, messageNoCommit},
 	}
 }
+
+// refusedWant begins what JGit says of a commit that it does not give by its id: "want
+// ID not valid".
+const refusedWant = "remote error: want "
 
 const messageNoCommit = "the revision does not name a commit"
 

@@ -54,6 +54,20 @@ func TestWhatGitSaysIsClassifiedAndRedacted(t *testing.T) {
 	}
 }
 
+// "want ID not valid" is JGit's, and so Gerrit's.
+func TestARefusalToGiveACommitByItsIDIsToldFromOneThatIsNotThere(t *testing.T) {
+	for words, tips := range map[string]bool{
+		"fatal: remote error: want d88f6220a1daa9c1edf88f57459a8bbf59367bb1 not valid\n":                 true,
+		"error: Server does not allow request for unadvertised object d88f6220a1daa9c1edf88f57459a8bb\n": true,
+		"fatal: remote error: upload-pack: not our ref d88f6220a1daa9c1edf88f57459a8bbf59367bb1\n":       false,
+	} {
+		e := classify(words, false, nil, nil)
+		if j := (&job{}); e.Class != NotFound || j.givesTipsAlone(e) != tips {
+			t.Errorf("%s%+v", words, e)
+		}
+	}
+}
+
 func TestAClassIsTakenFromWhoeverCanKnowIt(t *testing.T) {
 	for _, try := range []struct {
 		output string

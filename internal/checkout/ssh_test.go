@@ -1,6 +1,7 @@
 package checkout_test
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -43,4 +44,30 @@ func TestARepositoryOverSSHOpensToItsKeyOnTheKnownHostAlone(t *testing.T) {
 	ask.Revision = "abababababababababababababababababababab"
 	ask.Credential = &checkout.Credential{SSHKey: server.Key(), KnownHosts: server.KnownHosts()}
 	w.fails(ask, checkout.NotFound)
+}
+
+func TestACommitBeneathABranchIsFoundOverSSHInTheOldProtocol(t *testing.T) {
+	for _, tips := range []string{"false", "true"} {
+		t.Run("allowTipSHA1InWant="+tips, func(t *testing.T) {
+			w := newWorld(t)
+			repo := w.repository()
+			sha := repo.Files("main", map[string]string{"README": "the one\n"})
+			last := sha
+			for i := range 60 {
+				last = repo.Files("main", map[string]string{"README": fmt.Sprint(i)}, last)
+			}
+			repo.Git("config", "uploadpack.allowTipSHA1InWant", tips)
+			server := gitserver.StartOldSSH(t, w.repos)
+			w.open(nil, loopback(server.Address()))
+			ask := checkout.Request{
+				URL: server.URL(repo), Revision: sha,
+				Credential: &checkout.Credential{SSHKey: server.Key(), KnownHosts: server.KnownHosts()},
+			}
+			if got := content(t, w.mustGet(ask), "README"); got != "the one\n" {
+				t.Errorf("README holds %q", got)
+			}
+			ask.Revision = "abababababababababababababababababababab"
+			w.fails(ask, checkout.NotFound)
+		})
+	}
 }

@@ -43,6 +43,18 @@ exec "$2" -D -e -f "$1/sshd_config"
 // root, and fails the test where there is no sshd.
 func StartSSH(t testing.TB, root string) *SSH {
 	t.Helper()
+	return startSSH(t, root, "AcceptEnv GIT_PROTOCOL")
+}
+
+// StartOldSSH is StartSSH for a server that is not told which protocol git speaks, as
+// sshd's own settings have it: it speaks the old one.
+func StartOldSSH(t testing.TB, root string) *SSH {
+	t.Helper()
+	return startSSH(t, root, "#")
+}
+
+func startSSH(t testing.TB, root, protocol string) *SSH {
+	t.Helper()
 	program := sshd(t)
 	dir, err := os.MkdirTemp("", "sshd")
 	if err != nil {
@@ -69,7 +81,7 @@ func StartSSH(t testing.TB, root string) *SSH {
 	write(t, dir+"/sshd_config", 0o600, strings.Join([]string{
 		"ListenAddress " + s.address.String(), "HostKey " + dir + "/host", "AuthorizedKeysFile " + dir + "/authorized",
 		"StrictModes no", "UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
-		"AllowUsers git", "AcceptEnv GIT_PROTOCOL", "PidFile none", "LogLevel VERBOSE", "",
+		"AllowUsers git", protocol, "PidFile none", "LogLevel VERBOSE", "",
 	}, "\n"))
 	s.start(t, dir, program)
 	return s
