@@ -206,6 +206,9 @@ func fixedConfig() [][2]string {
 		// One pack instead of a file for each object: files are counted.
 		{"fetch.unpackLimit", "1"},
 		{"fetch.writeCommitGraph", "false"},
+		// A file beyond this is never in memory as a whole: otherwise only files much
+		// smaller than Limits.Memory could be fetched.
+		{"core.bigFileThreshold", "16m"},
 		{"gc.auto", "0"},
 		{"maintenance.auto", "false"},
 		{"pack.threads", "1"},
