@@ -69,6 +69,20 @@ func TestATreeThatUnfoldsToThousandsOfMillionsOfFilesIsRefusedBeforeItIsWritten(
 	}
 }
 
+// Only what git has to have in memory is bounded by the memory that it may take.
+func TestAFileLargerThanTheMemoryOfGitIsFetched(t *testing.T) {
+	w := newWorld(t)
+	repo := w.repository()
+	content := noise(1 << 20)
+	sha := repo.Files("main", map[string]string{"big": strings.Repeat(content, 192)})
+	server := w.https(&gitserver.HTTPS{})
+	w.open([]*gitserver.HTTPS{server}, func(c *checkout.Config) { c.Limits.Memory = 128 << 20 })
+	c := w.mustGet(checkout.Request{URL: server.URL(repo.Name), Revision: sha})
+	if info, err := os.Stat(filepath.Join(c.Path, "big")); err != nil || info.Size() != 192<<20 {
+		t.Errorf("%v, %v", info, err)
+	}
+}
+
 // Few files, each beneath a thousand folders that no other file is in.
 func TestATreeThatUnfoldsToMillionsOfFoldersIsRefusedBeforeItIsWritten(t *testing.T) {
 	w := newWorld(t)
