@@ -48,6 +48,11 @@ const (
 	gitJobsPerHost = gitJobs - 1
 )
 
+// leastGitMemory is what git's helper for credentials, which is this program, needs to
+// start with room to spare: it does not beneath 80 MiB, and then every credential is
+// called missing.
+const leastGitMemory = 128 << 20
+
 // GitProcesses is how many processes of git there are at the most that may take memory.
 // It is that of the agent's container: the limit of one process and this bound it.
 const GitProcesses = gitJobs * checkout.Processes
@@ -95,7 +100,7 @@ func gitOptions() []Option {
 		{
 			Flag: "git-memory", Env: "DATALAYER_NODE_MOUNT_GATEWAY_GIT_MEMORY", Default: "256Mi", Type: "size",
 			Help: fmt.Sprintf("how much memory one process of git may take; there are up to %d at once, in the agent's container", GitProcesses),
-			set:  func(s *settings, v string) error { return size(&s.git.memory, v, 32<<20) },
+			set:  func(s *settings, v string) error { return size(&s.git.memory, v, leastGitMemory) },
 		},
 		{
 			Flag: "git-user", Env: "DATALAYER_NODE_MOUNT_GATEWAY_GIT_USER", Type: "uid:gid",

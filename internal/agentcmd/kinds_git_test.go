@@ -29,14 +29,14 @@ func gitVariables() map[string]string {
 	return map[string]string{
 		prefix + "REPOSITORIES": "true", "DATALAYER_CLONE_TIMEOUT_SECONDS": "60", prefix + "CHECKOUT_SIZE": "1Gi", prefix + "CHECKOUTS_KEPT": "0",
 		prefix + "CHECKOUT_FILES": "500", prefix + "CHECKOUTS_TOTAL": "20Gi", prefix + "CHECKOUTS_FREE": "0",
-		prefix + "GIT_MEMORY": "64Mi", prefix + "GIT_USER": "7:8", prefix + "GIT_CA_FILE": "/etc/ca.pem", prefix + "GIT_PROXY": "http://p:1",
+		prefix + "GIT_MEMORY": "160Mi", prefix + "GIT_USER": "7:8", prefix + "GIT_CA_FILE": "/etc/ca.pem", prefix + "GIT_PROXY": "http://p:1",
 		prefix + "GIT_ALLOW": "10.0.0.7:443", prefix + "GIT_DENY": "10.0.0.0/8",
 	}
 }
 
 func gitOfVariables() repositories {
 	return repositories{
-		on: true, timeout: 60, user: beneath.Owner{UID: 7, GID: 8}, size: 1 << 30, total: 20 << 30, files: 500, memory: 64 << 20, caFile: "/etc/ca.pem", proxy: "http://p:1",
+		on: true, timeout: 60, user: beneath.Owner{UID: 7, GID: 8}, size: 1 << 30, total: 20 << 30, files: 500, memory: 160 << 20, caFile: "/etc/ca.pem", proxy: "http://p:1",
 		allow: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.7:443")}, deny: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 	}
 }

@@ -149,7 +149,7 @@ func TestNonsenseIsRefusedWithWhatToDo(t *testing.T) {
 		"checkout-files":      {"", "99", "many"},
 		"checkouts-total":     {"", "0", "1023Ki"},
 		"checkouts-free":      {"", "-1", "91", "10%"},
-		"git-memory":          {"", "31Mi"},
+		"git-memory":          {"", "127Mi"},
 		"git-user":            {"git", "0:65534", "65534:0", "0:0"},
 		"git-ca-file":         {"ca.pem"},
 		"git-proxy":           {"proxy:3128", "socks5://proxy", "http://", "http://[::1"},
