@@ -68,6 +68,10 @@ func Pause(err error, count int) time.Duration {
 	}
 	first, last := 2*time.Second, 2*time.Minute
 	switch checkout.ClassOf(failed.err) {
+	case checkout.AuthRefused:
+		// Another Secret is noticed by itself, and a server that counts wrong credentials
+		// locks out the address of the node, which is every tenant's.
+		first, last = secret.PollInterval, 10*time.Minute
 	case checkout.TooLarge, checkout.Timeout:
 		first, last = time.Minute, 10*time.Minute
 	case checkout.Invalid:

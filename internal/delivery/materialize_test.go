@@ -37,6 +37,9 @@ func TestEachClassOfFailureHasTheCodeThatTheExplanationNames(t *testing.T) {
 }
 
 func TestTooLargeIsNotDownloadedAgainAtOnce(t *testing.T) {
+	if p := Pause(&contentError{&checkout.Error{Class: checkout.AuthRefused}}, 1); p < secret.PollInterval {
+		t.Errorf("a credential that was refused is tried again after %s", p)
+	}
 	if p := Pause(&contentError{&checkout.Error{Class: checkout.TooLarge}}, 1); p < time.Minute {
 		t.Errorf("it is after %s", p)
 	}

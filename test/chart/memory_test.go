@@ -37,8 +37,8 @@ func TestTheMemoryLimitIsWhatTenantsCanMakeTheAgentTake(t *testing.T) {
 		"without repositories":        {nil, "512Mi"},
 		"git's memory alone":          {[]string{"nodeMountGateway: {git: {memory: 1Gi}}"}, "512Mi"},
 		"with repositories":           {[]string{repositories}, needed(t, "256Mi")},
-		"with less for git":           {[]string{repositories, "nodeMountGateway: {git: {memory: 64Mi}}"}, needed(t, "64Mi")},
-		"with git's memory in bytes":  {[]string{repositories, `nodeMountGateway: {git: {memory: "67108864"}}`}, needed(t, "64Mi")},
+		"with less for git":           {[]string{repositories, "nodeMountGateway: {git: {memory: 128Mi}}"}, needed(t, "128Mi")},
+		"with git's memory in bytes":  {[]string{repositories, `nodeMountGateway: {git: {memory: "134217728"}}`}, needed(t, "128Mi")},
 		"a limit that is set":         {[]string{repositories, "driver: {resources: {limits: {memory: 8Gi}}}"}, "8Gi"},
 		"a limit that is set, small":  {[]string{"driver: {resources: {limits: {memory: 128Mi}}}"}, "128Mi"},
 		"a limit in bytes":            {[]string{repositories, "driver: {resources: {limits: {memory: 8589934592}}}"}, "8Gi"},
@@ -79,6 +79,16 @@ func TestAMemoryLimitThatTenantsCanReachIsTold(t *testing.T) {
 	enough := must(t, least, repositories, "driver: {resources: {limits: {memory: 4608Mi}}}")
 	if strings.Contains(enough.notes, "limits.memory") {
 		t.Errorf("there is nothing to tell: %s", enough.notes)
+	}
+}
+
+func TestAMemoryThatCredentialsDoNotFitIsRefused(t *testing.T) {
+	for _, git := range []string{"127Mi", "32Mi", `"134217727"`} {
+		_, err := render(t, least, repositories, "nodeMountGateway: {git: {memory: "+git+"}}")
+		if err == nil || !strings.Contains(err.Error(), "give it 128Mi or more") {
+			t.Errorf("%s: %v", git, err)
+		}
+		must(t, least, "nodeMountGateway: {git: {memory: "+git+"}}") // no git runs
 	}
 }
 

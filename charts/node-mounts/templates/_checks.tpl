@@ -74,6 +74,9 @@ With a limit that one repository can reach, any tenant can restart the agent of 
 at once can reach is told in NOTES.txt.
 */ -}}
 {{- define "node-mounts.checkMemory" -}}
+{{- if and .Values.nodeMountGateway.repositories (lt (float64 (include "node-mounts.bytes" .Values.nodeMountGateway.git.memory)) (mulf 128.0 1048576.0)) -}}
+{{- fail (printf "nodeMountGateway.git.memory (%s) is less than what hands git its credentials takes: give it 128Mi or more" .Values.nodeMountGateway.git.memory) -}}
+{{- end -}}
 {{- with include "node-mounts.setMemoryLimit" . -}}
 {{- $least := include "node-mounts.memoryFor" (list $ 1) -}}
 {{- if and $.Values.nodeMountGateway.repositories (lt (float64 .) (float64 $least)) -}}
