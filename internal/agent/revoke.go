@@ -180,7 +180,8 @@ func remember(h *journal.Held, before journal.Held) {
 func (a *Agent) undoAll(ctx context.Context, s *podState, p plan.Pod, tree *beneath.Dir, targets []string, taken []journal.Held) []error {
 	errs := make([]error, len(targets))
 	for _, t := range targets {
-		a.hearOut(p, *s.j.Find(t))
+		// p is nobody's where the Pod is gone from the API.
+		a.hearOut(plan.Pod{UID: s.j.UID, Namespace: s.j.Namespace, Name: s.j.Name}, *s.j.Find(t))
 	}
 	a.undoEach(ctx, s, tree, targets, errs, always)
 	if slices.ContainsFunc(errs, isBusy) {

@@ -43,7 +43,7 @@ func userspace(e journal.Entry) bool { return e.Delivery() == grant.DeliveryProc
 // hearOut has the Pod told where the process of a mount that is taken away ends without
 // having stored what was written.
 func (a *Agent) hearOut(p plan.Pod, e journal.Entry) {
-	if !userspace(e) {
+	if !userspace(e) || e.Identity.Mode == grant.ReadOnly {
 		return
 	}
 	a.userspace.OnLoss(p.UID, e.Target, func(why string) {

@@ -101,6 +101,7 @@ type Process struct {
 	// coming are those that have not come to serve yet. Both by use.
 	running, coming map[string]*process
 	users           map[int]bool       // uids that are taken
+	awaited         map[string]bool    // the keeper's ids of those whose end will be asked for
 	launches        map[string]*launch // by use
 	launching       sync.WaitGroup
 }

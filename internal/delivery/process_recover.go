@@ -237,7 +237,7 @@ func (d *Process) Tend(ctx context.Context) {
 		return
 	}
 	for _, c := range children {
-		if d.wanted(c) {
+		if d.wanted(c) || c.Ended != nil && d.isAwaited(c.ID) {
 			continue
 		}
 		if c.Ended != nil {
@@ -261,4 +261,11 @@ func (d *Process) wanted(c keeper.Child) bool {
 	defer d.mu.Unlock()
 	p := d.running[c.Use]
 	return d.coming[c.Use] != nil || p != nil && p.id == c.ID
+}
+
+// isAwaited tells whether somebody is about to ask how a child ended.
+func (d *Process) isAwaited(id string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.awaited[id]
 }

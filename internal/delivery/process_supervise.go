@@ -47,6 +47,7 @@ type process struct {
 	server     error        // what its server said when it was asked
 	credential error        // why its credential cannot be used any more
 	loss       func(string) // see OnLoss
+	unstored   string       // what it said that it could not store when it ended
 	deaths     int          // in a row
 	since      time.Time    // when it began to serve
 	retryAt    time.Time
@@ -187,6 +188,12 @@ func (d *Process) watch(p *process, id string, pidfd *os.File) {
 }
 
 func (d *Process) await(p *process, pidfd *os.File) {
+	d.mu.Lock()
+	if d.awaited == nil {
+		d.awaited = make(map[string]bool)
+	}
+	d.awaited[p.id] = true
+	d.mu.Unlock()
 	go func() {
 		err := procs.Ended(d.Life, pidfd)
 		pidfd.Close()
@@ -201,6 +208,10 @@ func (d *Process) await(p *process, pidfd *os.File) {
 		why := exitError(exit)
 		d.mu.Lock()
 		p.exit = why
+		delete(d.awaited, p.id)
+		if exit != nil && exit.Code == exitNotStored {
+			p.unstored = lossOf(exit)
+		}
 		serves := d.running[p.use] == p
 		told := p.loss
 		if serves {
@@ -220,13 +231,24 @@ func (d *Process) await(p *process, pidfd *os.File) {
 }
 
 // OnLoss has tell called, with why, where the process of a mount that is about to be
-// taken away ends without having stored what was written. Of a process that is not taken
-// over yet nothing is heard.
+// taken away, or was, ends without having stored what was written. Of a process that is not
+// taken over yet nothing is heard.
 func (d *Process) OnLoss(uid, target string, tell func(why string)) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if p := d.running[useOf(uid, target)]; p != nil && !p.hasEnded() {
+	p := d.running[useOf(uid, target)]
+	if p == nil {
+		d.mu.Unlock()
+		return
+	}
+	why := ""
+	if !p.hasEnded() {
 		p.loss = tell
+	} else {
+		why, p.unstored = p.unstored, "" // its mount had gone
+	}
+	d.mu.Unlock()
+	if why != "" {
+		tell(why)
 	}
 }
 
