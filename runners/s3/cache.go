@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rclone/rclone/lib/encoder"
+	"github.com/rclone/rclone/lib/ranges"
 	"github.com/rclone/rclone/vfs"
 	"github.com/rclone/rclone/vfs/vfscache"
 	"golang.org/x/sys/unix"
@@ -77,7 +78,7 @@ func charge(name string, size int64) int64 {
 // begin is called before a handle of rclone's is opened. Nobody drops the file before
 // end has been called as often.
 func (c *cache) begin(f *file) {
-	name := f.file.Path() // it may wait for the server: not with mu held
+	name := f.node().Path() // it may wait for the server: not with mu held
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	one := c.cached[f]
@@ -164,6 +165,35 @@ func (c *cache) fetchable(size int64) error {
 		}
 		if !c.freeAll() {
 			return syscall.ENOSPC
+		}
+	}
+}
+
+// fetchStep is small, because after an outage rclone fails what takes more than one write.
+const fetchStep = 128 << 10
+
+// fetch gets from the server what is still missing of a file that was changed, whose
+// handles stay open.
+func (c *cache) fetch(f *file) error {
+	item := c.files.Item(f.node().CachePath())
+	if !item.IsDirty() {
+		return nil
+	}
+	size, err := item.GetSize()
+	if err != nil {
+		return err
+	}
+	var to []byte
+	for {
+		missing := item.FindMissing(ranges.Range{Size: size})
+		if missing.IsEmpty() {
+			return nil
+		}
+		if to == nil {
+			to = make([]byte, fetchStep)
+		}
+		if _, err := item.ReadAt(to[:min(missing.Size, fetchStep)], missing.Pos); err != nil {
+			return err
 		}
 	}
 }
@@ -256,7 +286,7 @@ func (c *cache) removeNotes(name string) {
 // discard drops what was written of a file, which is not to be stored; closed is called
 // between, and closes rclone's handles.
 func (c *cache) discard(f *file, closed func()) {
-	name := f.file.Path()
+	name := f.node().Path()
 	// A handle that could not be closed keeps the file's blocks.
 	_ = os.Truncate(filepath.Join(c.data, encoder.OS.FromStandardPath(name)), 0)
 	c.files.Remove(name) // there is nothing to store now

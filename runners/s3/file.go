@@ -24,7 +24,8 @@ import (
 type file struct {
 	fusefs.Inode
 	filesystem *filesystem
-	file       *vfs.File
+	// is rclone's, which makes another one when it has forgotten the folder in between.
+	is atomic.Pointer[vfs.File]
 
 	// use is held for reading by whoever uses a handle that goes through the cache, for
 	// writing to close them all. It may be held for as long as the server takes, so that
@@ -34,6 +35,7 @@ type file struct {
 
 	handlesMu sync.Mutex
 	handles   map[*handle]struct{}
+	opened    int // how many there have been
 
 	// contentMu is taken after use, by those who hold use for reading: several writes may
 	// say at the same time what became of the content. broken is set without use, too, by
@@ -55,13 +57,15 @@ var (
 	_ fusefs.NodeStatfser  = (*file)(nil)
 )
 
+func (f *file) node() *vfs.File { return f.is.Load() }
+
 func (f *file) errno(operation string, err error) syscall.Errno {
 	return f.filesystem.report.errno(operation, err)
 }
 
 // Getattr implements [fusefs.NodeGetattrer].
 func (f *file) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse.AttrOut) syscall.Errno {
-	f.filesystem.attr(f.file, &out.Attr)
+	f.filesystem.attr(f.node(), &out.Attr)
 	return 0
 }
 
@@ -80,7 +84,7 @@ func (f *file) Setattr(_ context.Context, open fusefs.FileHandle, in *fuse.SetAt
 			return errno
 		}
 	}
-	f.filesystem.attr(f.file, &out.Attr)
+	f.filesystem.attr(f.node(), &out.Attr)
 	return 0
 }
 
@@ -90,8 +94,10 @@ func (f *file) truncate(open fusefs.FileHandle, size int64) syscall.Errno {
 	}
 	// The kernel leaves out the descriptor of an open(2) with O_TRUNC, which comes
 	// before: its close stores what is written after it.
-	if h := f.writer(); h != nil {
-		return h.truncate(size)
+	for h := f.writer(); h != nil; h = f.writer() {
+		if errno := h.truncate(size); errno == 0 || !h.isGone() {
+			return errno
+		}
 	}
 	// truncate(2) has none that is closed: it is stored at once.
 	h := f.newHandle(uint32(os.O_WRONLY))
@@ -102,14 +108,16 @@ func (f *file) truncate(open fusefs.FileHandle, size int64) syscall.Errno {
 	return f.store()
 }
 
-// writer is a handle that may write, or nil.
+// writer is the handle that may write that was opened last, or nil: of those that were
+// opened before, the kernel may be about to release one that is closed.
 func (f *file) writer() *handle {
+	var last *handle
 	for _, h := range f.open() {
-		if h.writes() {
-			return h
+		if h.writes() && !h.isGone() && (last == nil || h.number > last.number) {
+			last = h
 		}
 	}
-	return nil
+	return last
 }
 
 // open are the file's handles.
@@ -207,7 +215,7 @@ func (f *file) Open(_ context.Context, flags uint32) (fusefs.FileHandle, uint32,
 func (f *file) cached() uint32 {
 	f.seenMu.Lock()
 	defer f.seenMu.Unlock()
-	modified, size := f.file.ModTime(), f.file.Size()
+	modified, size := f.node().ModTime(), f.node().Size()
 	same := modified.Equal(f.seen) && size == f.seenLen && f.seenAt.Sub(modified) > 2*time.Second
 	f.seen, f.seenLen, f.seenAt = modified, size, time.Now()
 	if same {
@@ -225,13 +233,19 @@ func (f *file) newHandle(flags uint32) *handle {
 func (f *file) remember(h *handle) {
 	f.handlesMu.Lock()
 	defer f.handlesMu.Unlock()
+	f.opened++
+	h.number = f.opened
 	f.handles[h] = struct{}{}
+	f.filesystem.setOpen(f, true)
 }
 
 func (f *file) forget(h *handle) {
 	f.handlesMu.Lock()
 	defer f.handlesMu.Unlock()
 	delete(f.handles, h)
+	if len(f.handles) == 0 {
+		f.filesystem.setOpen(f, false)
+	}
 }
 
 // create makes the file in the cache: it is stored when it is closed, if it is empty too.
@@ -244,7 +258,7 @@ func (f *file) create(h *handle, flags uint32) syscall.Errno {
 	err := f.filesystem.cache.reserve(f, 0)
 	var opened vfs.Handle
 	if err == nil {
-		opened, err = f.file.Open(int(flags)&^os.O_EXCL | os.O_CREATE)
+		opened, err = f.node().Open(int(flags)&^os.O_EXCL | os.O_CREATE)
 	}
 	if err != nil {
 		f.filesystem.cache.end(f)
@@ -282,12 +296,17 @@ func (f *file) storeNow() syscall.Errno {
 	if errno := f.filesystem.health.gate(); errno != 0 {
 		return errno
 	}
-	errs := f.closeCached()
-	closed := len(errs) != 0
-	if !closed {
+	var errs []error
+	err := f.fetch()
+	if err == nil {
+		errs = f.closeCached()
+	} else {
+		errs = []error{err}
+	}
+	if len(errs) == 0 {
 		// The last attempt failed: the content is in the cache still.
 		f.filesystem.cache.begin(f)
-		again, err := f.file.Open(os.O_RDWR)
+		again, err := f.node().Open(os.O_RDWR)
 		if err == nil {
 			_, err = again.Seek(0, io.SeekEnd) // opens the content
 			err = errors.Join(err, again.Close())
@@ -308,6 +327,16 @@ func (f *file) storeNow() syscall.Errno {
 	return 0
 }
 
+// fetch has everything in the cache that storing needs of the object; called with use
+// held for writing. rclone fetches it as well when it closes a file, but where that fails
+// it is closed by half: the next open drops what was written.
+func (f *file) fetch() error {
+	if !f.unstored || f.unlinked.Load() {
+		return nil
+	}
+	return f.filesystem.cache.fetch(f)
+}
+
 // closeCached closes rclone's handles that go through the cache; called with use held
 // for writing.
 func (f *file) closeCached() (errs []error) {
@@ -315,6 +344,9 @@ func (f *file) closeCached() (errs []error) {
 		if open := h.take(isCached); open != nil {
 			errs = append(errs, open.Close())
 			f.filesystem.cache.end(f)
+		}
+		if h.isGone() {
+			f.forget(h)
 		}
 	}
 	return errs
@@ -329,8 +361,8 @@ func (f *file) discard() {
 	f.seenMu.Unlock()
 	f.unstored = false
 	f.filesystem.setUnstored(f, false)
-	if f.file.DirEntry() == nil {
-		_ = f.file.Remove() // the name: there is no object
+	if f.node().DirEntry() == nil {
+		_ = f.node().Remove() // the name: there is no object
 		f.gone()
 	}
 }
@@ -350,7 +382,7 @@ func (f *file) unlink() syscall.Errno {
 		return errno
 	}
 	wasUnstored := f.unstored
-	err := f.file.Remove()
+	err := f.node().Remove()
 	if err != nil && wasUnstored && errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
@@ -371,6 +403,16 @@ func (f *file) gone() {
 	f.unlinked.Store(true)
 	f.unstored = false
 	f.filesystem.setUnstored(f, false)
+	for _, h := range f.open() {
+		if !h.isGone() {
+			continue
+		}
+		if open := h.take(isCached); open != nil { // release kept it
+			_ = open.Close()
+			f.filesystem.cache.end(f)
+		}
+		f.forget(h)
+	}
 	f.filesystem.cache.gone(f)
 }
 
@@ -379,7 +421,7 @@ func (f *filesystem) storeBeneath(dir string) syscall.Errno {
 	f.mu.Lock()
 	var files []*file
 	for one := range f.unstored {
-		if strings.HasPrefix(one.file.Path(), dir+"/") {
+		if strings.HasPrefix(one.node().Path(), dir+"/") {
 			files = append(files, one)
 		}
 	}
@@ -403,6 +445,11 @@ func (f *file) release(h *handle) syscall.Errno {
 			f.setBroken(0)
 		}
 		return 0
+	}
+	if h.has(isCached) {
+		if err := f.fetch(); err != nil {
+			return f.errno("close", err) // it is kept for who stores next
+		}
 	}
 	f.forget(h)
 	if open := h.take(isCached); open != nil {

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -19,6 +21,8 @@ const (
 	kernelTimeout = time.Second
 	// endTimeout bounds what is still stored when the process is told to end.
 	endTimeout = 20 * time.Second
+	// endPause is between two attempts to store at the end.
+	endPause = 500 * time.Millisecond
 	// answerPause is the time for an answer to be written to the kernel.
 	answerPause = 100 * time.Millisecond
 )
@@ -34,6 +38,7 @@ type filesystem struct {
 
 	mu       sync.Mutex
 	unstored map[*file]struct{} // files with content that is not in the bucket yet
+	opened   map[*file]struct{} // files with handles
 }
 
 // serve answers the kernel until the mount is gone or ctx ends, and stores what is not
@@ -43,7 +48,7 @@ func serve(ctx context.Context, o options, b *bucket) error {
 	if err != nil {
 		return err
 	}
-	f := &filesystem{bucket: b, cache: cache, uid: uint32(o.uid), gid: uint32(o.gid), readOnly: o.readOnly, unstored: map[*file]struct{}{}}
+	f := &filesystem{bucket: b, cache: cache, uid: uint32(o.uid), gid: uint32(o.gid), readOnly: o.readOnly, unstored: map[*file]struct{}{}, opened: map[*file]struct{}{}}
 	f.health = newHealth(b, &f.report)
 	b.over.health = f.health
 	root, err := b.vfs.Root()
@@ -72,10 +77,13 @@ func serve(ctx context.Context, o options, b *bucket) error {
 	return f.end()
 }
 
-// end stores what is not in the bucket, in bounded time.
+// end stores what is not in the bucket, in bounded time. A server that does not take it
+// now may in a second: who wrote it has gone, and nobody else tries again.
 func (f *filesystem) end() error {
+	begun := time.Now()
 	deadline := time.After(endTimeout)
 	waited := false
+	broken := make(map[*file]struct{}) // nothing of them is to be stored
 	for {
 		f.mu.Lock()
 		var files []*file
@@ -88,15 +96,24 @@ func (f *filesystem) end() error {
 				// Whoever waits in close(2) is to hear that it was stored.
 				time.Sleep(answerPause)
 			}
+			if len(broken) != 0 {
+				return notStored(len(broken), "")
+			}
 			return nil
 		}
 		waited = true
 		results := make(chan syscall.Errno, len(files))
 		for _, one := range files {
+			if one.isBroken() != 0 {
+				broken[one] = struct{}{}
+			}
 			go func() { results <- one.store() }()
 		}
 		if err := allStored(len(files), results, deadline); err != nil {
-			return err
+			if time.Since(begun)+endPause > endTimeout {
+				return err
+			}
+			time.Sleep(endPause)
 		}
 	}
 }
@@ -187,6 +204,16 @@ func (f *filesystem) setUnstored(one *file, is bool) {
 	}
 }
 
+func (f *filesystem) setOpen(one *file, is bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if is {
+		f.opened[one] = struct{}{}
+	} else {
+		delete(f.opened, one)
+	}
+}
+
 func (f *filesystem) attr(n vfs.Node, out *fuse.Attr) {
 	mode := uint32(n.Mode().Perm())
 	out.Nlink = 1
@@ -202,22 +229,47 @@ func (f *filesystem) attr(n vfs.Node, out *fuse.Attr) {
 	out.SetTimes(&when, &when, &when)
 }
 
-// node is what there is of a file or a folder here: one for each of rclone's.
+// node is what there is of a file or a folder here: one for each name. rclone forgets a
+// folder that nobody has listed for two minutes, and makes its files anew: a file that is
+// open stays the one it was, or two stores of it would not know of each other.
 func (f *filesystem) node(n vfs.Node) fusefs.InodeEmbedder {
+	var same *file
+	if one, ok := n.(*vfs.File); ok && n.Aux(f) == nil {
+		same = f.openedAs(one)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if known, ok := n.Aux(f).(fusefs.InodeEmbedder); ok {
-		return known
-	}
-	var made fusefs.InodeEmbedder
+	known, _ := n.Aux(f).(fusefs.InodeEmbedder)
 	switch n := n.(type) {
 	case *vfs.Dir:
-		made = &folder{filesystem: f, dir: n}
+		if known == nil {
+			known = &folder{filesystem: f, dir: n}
+		}
 	case *vfs.File:
-		made = &file{filesystem: f, file: n, handles: map[*handle]struct{}{}}
+		if known == nil && same != nil {
+			known = same
+		}
+		if known == nil {
+			known = &file{filesystem: f, handles: map[*handle]struct{}{}}
+		}
+		known.(*file).is.Store(n) //nolint:forcetypeassert // a File's is nothing else
 	}
-	n.SetAux(f, made)
-	return made
+	n.SetAux(f, known)
+	return known
+}
+
+// openedAs is the file that is open, or not stored yet, under the name of rclone's, nil
+// where there is none.
+func (f *filesystem) openedAs(n *vfs.File) *file {
+	f.mu.Lock()
+	all := slices.AppendSeq(slices.Collect(maps.Keys(f.opened)), maps.Keys(f.unstored))
+	f.mu.Unlock()
+	for _, one := range all { // rclone may wait for the server: not with mu held
+		if is := one.node(); !one.unlinked.Load() && is.Name() == n.Name() && is.Path() == n.Path() {
+			return one
+		}
+	}
+	return nil
 }
 
 func (f *filesystem) inode(ctx context.Context, parent *fusefs.Inode, n vfs.Node, out *fuse.EntryOut) *fusefs.Inode {

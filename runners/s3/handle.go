@@ -17,8 +17,9 @@ import (
 
 // handle is one open file description.
 type handle struct {
-	of    *file
-	flags int
+	of     *file
+	flags  int
+	number int // of the file's: later ones are larger
 
 	mu   sync.Mutex
 	open vfs.Handle // nil: not open in rclone
@@ -64,14 +65,14 @@ func (h *handle) ready(size int64) (vfs.Handle, error) {
 	if h.writes() {
 		err := cache.reserve(f, size)
 		if err == nil && size > 0 {
-			err = cache.fetchable(min(size, f.file.Size()))
+			err = cache.fetchable(min(size, f.node().Size()))
 		}
 		if err != nil {
 			cache.end(f)
 			return nil, err
 		}
 	}
-	opened, err := f.file.Open(h.flags &^ (os.O_CREATE | os.O_EXCL | os.O_TRUNC))
+	opened, err := f.node().Open(h.flags &^ (os.O_CREATE | os.O_EXCL | os.O_TRUNC))
 	if err != nil {
 		cache.end(f)
 		return nil, err
@@ -105,6 +106,19 @@ func (h *handle) take(ofKind func(vfs.Handle) bool) vfs.Handle {
 	}
 	h.open = nil
 	return open
+}
+
+// has says whether rclone's handle is open and of the kind.
+func (h *handle) has(ofKind func(vfs.Handle) bool) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.open != nil && ofKind(h.open)
+}
+
+func (h *handle) isGone() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.gone
 }
 
 func (h *handle) end() {
@@ -169,7 +183,7 @@ func (h *handle) read(to []byte, off int64, given <-chan struct{}, begun func())
 		unlock := sync.OnceFunc(h.of.use.unlock)
 		defer unlock()
 		begun()
-		return h.with(h.of.file.Size(), func(v vfs.Handle) (err error) {
+		return h.with(h.of.node().Size(), func(v vfs.Handle) (err error) {
 			if !isCached(v) {
 				unlock() // whoever stores need not wait for this request
 			}
@@ -263,7 +277,7 @@ func (h *handle) Write(_ context.Context, data []byte, off int64) (uint32, sysca
 		n += more
 		return err
 	}
-	is := f.file.Size()
+	is := f.node().Size()
 	size := max(is, off+int64(len(data)))
 	if h.flags&os.O_APPEND != 0 {
 		size = max(off, is) + int64(len(data))
