@@ -128,7 +128,7 @@ func TestASweepWhoseTimeIsUpLeavesWhatIsKnown(t *testing.T) {
 	s.dead["m1"] = "before"
 	asking, cancel := context.WithCancel(t.Context())
 	cancel()
-	a.sweepPod(t.Context(), asking, s, nil, -1) // outdated: nothing is adopted
+	a.sweepPod(t.Context(), asking, s, nil, -1, false) // outdated: nothing is adopted
 	if !maps.Equal(s.dead, map[string]string{"m1": "before"}) {
 		t.Errorf("dead are %q", s.dead)
 	}

@@ -289,9 +289,9 @@ func (s *podState) forgetFailures(asked []plan.Mount) {
 	}
 }
 
-// retryNow makes every failed grant due. A Pod without an answer was asked for
-// anew, perhaps for the same set: what was wrong may have been put right, and the
-// answer to that is not the last attempt's.
+// retryNow makes every failed grant due: what was wrong may have been put right. A Pod
+// without an answer was asked for anew, perhaps for the same set, and the answer to that
+// is not the last attempt's.
 func (s *podState) retryNow() {
 	for target, f := range s.failures {
 		f.retryAt = time.Time{}

@@ -348,10 +348,13 @@ func TestNothingIsMadeOnABareClaimDirectoryAndGrantsSucceedOnceItIsMounted(t *te
 	p.Grant(home("h/1", "t1"), home("h/2", "t2"))
 	p.MustAnswer(grant.StateDegraded, []string{"t1"}, codes("t2", "MOUNT_FAILED"))
 	absent(t, filepath.Join(n.Claim, "h"))
-	// A new agent knows it before it tries.
+	// A new agent knows it before it tries, and other kinds would be served.
 	n.Restart()
 	p.Grant(home("h/1", "t1"), home("h/3", "t3"))
-	p.MustAnswer(grant.StateFailed, []string{"t1"}, codes("*", "MOUNT_FAILED"))
+	p.MustAnswer(grant.StateDegraded, []string{"t1"}, codes("t3", "MOUNT_FAILED"))
+	if fault := n.Agent.Fault(); !strings.Contains(fault, "the shared claim is not mounted") {
+		t.Errorf("the fault is %q", fault)
+	}
 	absent(t, filepath.Join(n.Claim, "h"))
 	if entries, err := os.ReadDir(n.Claim); err != nil || len(entries) != 0 {
 		t.Errorf("on the bare folder: %v, %v", entries, err)

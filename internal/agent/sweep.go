@@ -110,10 +110,11 @@ func (a *Agent) Run(ctx context.Context) error {
 // away or made, storage that stopped answering, a node that became able to
 // mount or unable.
 func (a *Agent) Sweep(ctx context.Context) error {
-	before := a.passCounts()
+	before, fault := a.passCounts(), a.Fault()
 	if err := a.examine(ctx); err != nil {
 		return err
 	}
+	mended := fault != "" && a.Fault() == ""
 	table := a.table()
 	asking, cancel := context.WithTimeout(ctx, sweepBound)
 	defer cancel()
@@ -121,7 +122,7 @@ func (a *Agent) Sweep(ctx context.Context) error {
 	group.SetLimit(sweepsAtOnce)
 	for uid, s := range a.states() {
 		group.Go(func() error {
-			_ = bug.Guard(a.Log, func() error { a.sweepPod(ctx, asking, s, table, before[uid]); return nil }, "uid", uid)
+			_ = bug.Guard(a.Log, func() error { a.sweepPod(ctx, asking, s, table, before[uid], mended); return nil }, "uid", uid)
 			a.API.Enqueue(uid)
 			return nil
 		})
@@ -131,11 +132,15 @@ func (a *Agent) Sweep(ctx context.Context) error {
 	return group.Wait()
 }
 
-func (a *Agent) sweepPod(ctx, asking context.Context, s *podState, table []mnt.Mount, passes int) {
+// sweepPod is the sweep of one Pod. mended: what kept grants from being made has gone.
+func (a *Agent) sweepPod(ctx, asking context.Context, s *podState, table []mnt.Mount, passes int, mended bool) {
 	if !s.mu.TryLock() {
 		return // a pass is under way; the next sweep will see
 	}
 	defer s.mu.Unlock()
+	if mended {
+		s.retryNow()
+	}
 	a.mu.Lock()
 	outdated := s.passes != passes
 	a.mu.Unlock()
