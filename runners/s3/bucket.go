@@ -23,10 +23,12 @@ import (
 	"github.com/rclone/rclone/vfs/vfscommon"
 )
 
+// dirCacheTime is for how long a listing is believed: what others write beside this
+// process is seen after that long. After twice as long rclone forgets the folder, which is
+// why tests shorten it.
+var dirCacheTime = 60 * time.Second
+
 const (
-	// dirCacheTime is for how long a listing is believed: what others write beside this
-	// process is seen after that long.
-	dirCacheTime = 60 * time.Second
 	// answerTimeout bounds a read, and each page of a listing.
 	answerTimeout = 10 * time.Second
 	// storeTimeout bounds the wait for the answer to what was sent: a server may put a

@@ -36,14 +36,16 @@ func TestNothingWaitsWithoutABoundForAServerThatHangs(t *testing.T) {
 				must(t, err)
 				return f
 			}
-			written, other, again, third := write("written"), write("other"), write("written"), write("written")
 			read, err := os.Open(m.path("read"))
 			must(t, err)
 			defer read.Close()
 			must(t, readAt(read, content[:4096], 0))
-			m.names("")
-
-			s.fault(kind)
+			var written, other, again, third *os.File
+			alone(func() {
+				written, other, again, third = write("written"), write("other"), write("written"), write("written")
+				m.names("")
+				s.fault(kind)
+			})
 			const off = 40 << 20
 			at := func(f *os.File) func() error {
 				return func() error { return readAt(f, content[off:off+4096], off) }

@@ -2,8 +2,8 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -12,15 +12,32 @@ import (
 // longOutage is more than rclone goes on trying to fetch what is missing of a file.
 const longOutage = 40 * time.Second
 
-// forgotten is more than the time after which rclone forgets a folder.
-const forgotten = 2*dirCacheTime + 15*time.Second
+// forgotten is more than the time after which a forgetful runner knows nothing of a folder.
+const forgotten = 5 * time.Second
 
-// soaking skips what takes minutes.
-func soaking(t *testing.T) {
+// startForgetful starts a runner that forgets what it knows of a folder within seconds.
+func startForgetful(t *testing.T, s *server) *mount {
 	t.Helper()
-	if os.Getenv("NODE_MOUNTS_SOAK") == "" {
-		t.Skip("it takes minutes: NODE_MOUNTS_SOAK")
-	}
+	m := prepare(t, s, startEndpoint(t, s.Credentials))
+	m.command.Env = append(m.command.Env, forgetsVariable+"=1")
+	m.begin()
+	m.names("") // it answers
+	return m
+}
+
+// openToWrite opens a file that is there.
+func (m *mount) openToWrite(name string) *os.File {
+	m.t.Helper()
+	f, err := os.OpenFile(m.path(name), os.O_RDWR, 0)
+	must(m.t, err)
+	m.t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+func writeAt(t *testing.T, f *os.File, text string, off int64) {
+	t.Helper()
+	_, err := f.WriteAt([]byte(text), off)
+	must(t, err)
 }
 
 // What was written to a file of which a part is still to be fetched is not lost when the
@@ -30,37 +47,21 @@ func TestAPartlyFetchedFileIsStoredAfterAnOutage(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			s := startServer(t)
-			content := pattern(4 << 20)
-			s.put("big", content)
+			want := pattern(4 << 20)
+			s.put("big", want)
 			m := start(t, s, startEndpoint(t, s.Credentials))
-			f, err := os.OpenFile(m.path("big"), os.O_RDWR, 0)
-			must(t, err)
-			defer f.Close()
-			_, err = f.WriteAt([]byte("new"), 10)
-			must(t, err)
-			s.fault(kind)
-			begun := time.Now()
+			f := m.openToWrite("big")
+			copy(want[10:], "new")
+			alone(func() {
+				writeAt(t, f, "new", 10)
+				s.fault(kind)
+			})
 			if err := f.Sync(); err == nil {
 				t.Fatal("fsync without a server worked")
-			} else {
-				t.Logf("fsync: %v after %v", err, time.Since(begun))
 			}
-			time.Sleep(longOutage)
+			<-time.After(longOutage)
 			s.whole()
-			deadline := time.Now().Add(90 * time.Second)
-			for {
-				err := f.Sync()
-				t.Logf("fsync: %v after %v", err, time.Since(begun))
-				if err == nil {
-					break
-				}
-				if time.Now().After(deadline) {
-					t.Fatal("never")
-				}
-				time.Sleep(500 * time.Millisecond)
-			}
-			want := bytes.Clone(content)
-			copy(want[10:], "new")
+			eventually(t, "fsync works again", f.Sync, nil)
 			if got := s.object("big"); !bytes.Equal(got, want) {
 				t.Errorf("fsync returned 0, and the object has %d bytes, at 10 %q", len(got), got[10:13])
 			}
@@ -68,43 +69,37 @@ func TestAPartlyFetchedFileIsStoredAfterAnOutage(t *testing.T) {
 	}
 }
 
-// The server is away for some seconds when the grant is revoked: there are 20 s.
+// The server is away for some seconds when the grant is revoked, and comes back within the
+// time that there is.
 func TestTheEndWaitsForAServerThatComesBack(t *testing.T) {
 	for _, kind := range []string{"unavailable", "hang", "refuse"} {
 		for _, known := range []bool{false, true} {
-			name := kind
-			if known {
-				name += " known"
-			}
-			t.Run(name, func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, known: %t", kind, known), func(t *testing.T) {
 				t.Parallel()
 				s, m := whole(t)
 				m.write("other", "x")
 				unclosed, err := os.Create(m.path("unclosed"))
 				must(t, err)
 				defer unclosed.Close()
-				_, err = unclosed.WriteString("written, not closed")
-				must(t, err)
-				s.fault(kind)
-				if known { // as the agent's watch does
-					var is syscall.Statfs_t
-					begun := time.Now()
-					for syscall.Statfs(m.dir, &is) == nil {
-						time.Sleep(500 * time.Millisecond)
-					}
-					t.Log("statfs", time.Since(begun))
+				alone(func() {
+					writeAt(t, unclosed, "written, not closed", 0)
+					s.fault(kind)
+				})
+				if known { // the agent asks so
+					eventually(t, "the mount says that the server is away", func() error {
+						var is syscall.Statfs_t
+						if syscall.Statfs(m.dir, &is) == nil {
+							return fmt.Errorf("statfs works")
+						}
+						return nil
+					}, nil)
 				}
-				begun := time.Now()
 				must(t, m.command.Process.Signal(syscall.SIGTERM))
-				select {
-				case <-m.ended:
-				case <-time.After(3 * time.Second):
-				}
-				early := time.Since(begun)
+				<-time.After(3 * time.Second)
 				s.whole()
-				status := m.wait(endTimeout + patience)
-				t.Log("before the server came back:", early)
-				t.Logf("ended after %s with %d: %s", time.Since(begun), status, strings.TrimSpace(m.stderr.String()))
+				if status := m.wait(endTimeout + patience); status != 0 {
+					t.Errorf("exit status %d", status)
+				}
 				if !s.has("unclosed") {
 					t.Error("it is not stored")
 				}
@@ -118,111 +113,74 @@ func TestAFileIsReplacedRightAfterItsClose(t *testing.T) {
 	s, m := whole(t)
 	var before, after map[string]int
 	s.control("GET", "/stats", &before)
-	failed := 0
 	const rounds = 1000
-	for range rounds {
-		if err := os.WriteFile(m.path("file"), []byte("content"), 0o644); err != nil {
-			failed++
-			if failed < 5 {
-				t.Error(err)
-			}
+	for i := range rounds {
+		content := fmt.Sprint("content ", i)
+		if err := os.WriteFile(m.path("file"), []byte(content), 0o644); err != nil {
+			t.Fatalf("round %d: %v", i, err)
 		}
-		if got := string(s.object("file")); got != "content" {
-			t.Errorf("got %q", got)
+		if got := string(s.object("file")); got != content {
+			t.Fatalf("round %d: the object is %q", i, got)
 		}
 	}
 	s.control("GET", "/stats", &after)
-	t.Logf("%d failed, %d puts", failed, after["put"]-before["put"])
-}
-
-// What is awaited of a file is not waited for when it is cut.
-func TestTruncatedWhileARangeIsAwaited(t *testing.T) {
-	t.Parallel()
-	s := startServer(t)
-	content := pattern(48 << 20)
-	s.put("file", content)
-	m := start(t, s, startEndpoint(t, s.Credentials))
-	f, err := os.OpenFile(m.path("file"), os.O_RDWR, 0)
-	must(t, err)
-	defer f.Close()
-	_, err = f.WriteAt([]byte("new"), 10)
-	must(t, err)
-	s.control("POST", "/fault?kind=hang&operation=get", nil)
-	t.Log("a read: ", readAt(f, content[40<<20:40<<20+4096], 40<<20))
-	must(t, within(t, 30*time.Second, "truncate", func() error { return f.Truncate(0) }))
-	_, err = f.WriteAt([]byte("whole"), 0)
-	must(t, err)
-	s.whole()
-	begun := time.Now()
-	t.Log("fsync:", within(t, 100*time.Second, "fsync", f.Sync), time.Since(begun))
-	if got := s.object("file"); string(got) != "whole" {
-		t.Errorf("%d bytes, begins with %.10q", len(got), got)
+	if stored := after["put"] - before["put"]; stored != rounds {
+		t.Errorf("stored %d times: an object was something in between", stored)
 	}
 }
 
-// A file is open for longer than rclone remembers its folder, and another program opens it.
+// A file is open for longer than its folder is known, and another program opens it.
 func TestAnFsyncStoresWhateverElseIsOpen(t *testing.T) {
-	soaking(t)
 	t.Parallel()
 	s := startServer(t)
 	s.put("file", []byte("0123456789"))
-	m := start(t, s, startEndpoint(t, s.Credentials))
-	a, err := os.OpenFile(m.path("file"), os.O_RDWR, 0)
-	must(t, err)
-	defer a.Close()
-	_, err = a.WriteAt([]byte("a"), 0)
-	must(t, err)
+	m := startForgetful(t, s)
+	a := m.openToWrite("file")
+	writeAt(t, a, "a", 0)
 	must(t, a.Sync())
-	time.Sleep(forgotten)
-	b, err := os.OpenFile(m.path("file"), os.O_RDWR, 0)
-	must(t, err)
-	defer b.Close()
-	_, err = b.WriteAt([]byte("b"), 1)
-	must(t, err)
-	_, err = a.WriteAt([]byte("c"), 2)
-	must(t, err)
+	<-time.After(forgotten)
+	b := m.openToWrite("file")
+	writeAt(t, b, "b", 1)
+	writeAt(t, a, "c", 2)
 	must(t, a.Sync())
 	if got := string(s.object("file")); got[2] != 'c' {
-		t.Errorf("after fsync of what was written through a: %q", got)
+		t.Errorf("after fsync of what was written through the first: %q", got)
 	}
 	must(t, b.Sync())
-	t.Logf("in the end: %q", s.object("file"))
 	if got := string(s.object("file")); got != "abc3456789" {
-		t.Errorf("after both: %q", got)
+		t.Errorf("after fsync of both: %q", got)
 	}
 }
 
 // The same, and the first one's store takes longer than the second one's.
 func TestAnOlderStoreDoesNotOvertakeANewerOne(t *testing.T) {
-	soaking(t)
 	t.Parallel()
 	s := startServer(t)
 	s.put("file", []byte("0123456789"))
-	m := start(t, s, startEndpoint(t, s.Credentials))
-	a, err := os.OpenFile(m.path("file"), os.O_RDWR, 0)
-	must(t, err)
-	defer a.Close()
-	time.Sleep(forgotten) // rclone forgets the folder after two minutes
-	_, err = os.Stat(m.path("file"))
+	m := startForgetful(t, s)
+	a := m.openToWrite("file")
+	<-time.After(forgotten)
+	_, err := os.Stat(m.path("file"))
 	must(t, err)
 	s.control("POST", "/fault?kind=hang&operation=put&times=1", nil)
-	_, err = a.WriteAt([]byte("older"), 0)
-	must(t, err)
-	stored := make(chan error, 1)
-	go func() { stored <- a.Sync() }()
+	writeAt(t, a, "older", 0)
+	older, newer := make(chan error, 1), make(chan error, 1)
+	go func() { older <- a.Sync() }()
 	s.waitFor("put", 1)
-	newer := make(chan error, 1)
 	go func() { newer <- os.WriteFile(m.path("file"), []byte("newer"), 0o644) }()
 	select {
 	case err := <-newer:
-		t.Logf("close of the newer: %v", err)
+		t.Errorf("the newer did not wait for the older: %v", err)
 		newer <- err
-	case <-time.After(5 * time.Second):
-		t.Log("the newer waits for the older")
+	case <-time.After(3 * time.Second):
 	}
 	s.whole()
-	t.Log("fsync of the older:", <-stored, "close of the newer:", <-newer)
-	time.Sleep(2 * time.Second)
+	if err := <-older; err != nil {
+		t.Errorf("fsync of the older: %v", err)
+	}
+	if err := <-newer; err != nil {
+		t.Errorf("close of the newer: %v", err)
+	}
 	if got := string(s.object("file")); got != "newer" {
 		t.Errorf("in the end it is %q", got)
 	}

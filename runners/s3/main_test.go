@@ -26,10 +26,15 @@ import (
 const (
 	runVariable    = "NODE_MOUNTS_S3_TEST_RUN"
 	insideVariable = "NODE_MOUNTS_S3_TEST_SERVER"
+	// Where this is set, the runner forgets what it knows of a folder within seconds.
+	forgetsVariable = "NODE_MOUNTS_S3_TEST_FORGETS"
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(runVariable) != "" {
+		if os.Getenv(forgetsVariable) != "" {
+			dirCacheTime = time.Second
+		}
 		main()
 		return
 	}
@@ -403,6 +408,14 @@ func start(t testing.TB, s *server, e *endpoint, args ...string) *mount {
 }
 
 func (m *mount) path(name string) string { return filepath.Join(m.dir, name) }
+
+// alone has nobody start a process in the tests meanwhile: when that executes its program
+// it closes its copies of all descriptors, which stores what was written to them.
+func alone(do func()) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	do()
+}
 
 func (m *mount) write(name, content string) {
 	m.t.Helper()

@@ -64,12 +64,14 @@ func TestSIGTERMFinishesWhatIsBeingStored(t *testing.T) {
 func TestWhatCouldNotBeStoredAtTheEndIsSaid(t *testing.T) {
 	t.Parallel()
 	s, m := whole(t)
+	m.write("closed", "stored")
 	unclosed, err := os.Create(m.path("unclosed"))
 	must(t, err)
-	_, err = unclosed.WriteString("written, not closed")
-	must(t, err)
-	m.write("closed", "stored")
-	s.control("POST", "/fault?kind=unavailable&operation=put", nil)
+	defer unclosed.Close()
+	alone(func() {
+		writeAt(t, unclosed, "written, not closed", 0)
+		s.control("POST", "/fault?kind=unavailable&operation=put", nil)
+	})
 	must(t, m.command.Process.Signal(syscall.SIGTERM))
 	if status := m.wait(endTimeout + patience); status != exitNotStored {
 		t.Errorf("exit status %d, want %d", status, exitNotStored)
