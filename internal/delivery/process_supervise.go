@@ -277,7 +277,8 @@ const (
 	keeperRetry = 300 * time.Millisecond
 )
 
-// exitOf asks the keeper how a process ended: nil where the keeper has ended too.
+// exitOf asks the keeper how a process ended: nil where the keeper has ended too, or does
+// not answer.
 func (d *Process) exitOf(id string) *keeper.Exit {
 	ctx, cancel := context.WithTimeout(d.Life, endPatience)
 	defer cancel()
@@ -302,7 +303,7 @@ const (
 func lossOf(e *keeper.Exit) string {
 	switch {
 	case e == nil:
-		return "its process ended with the keeper: what it had not stored by then is lost"
+		return "how its process ended is not known, because the keeper that ran it has ended too or does not answer: what it had not stored is lost"
 	case e.Code == 0 && e.Signal == 0:
 		return ""
 	case e.Code == exitNotStored:

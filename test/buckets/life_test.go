@@ -40,7 +40,7 @@ func TestAnAgentThatIsReplacedDisturbsNobody(t *testing.T) {
 	for i := range 3 {
 		w.s3.Put(bucketName, "n"+itoa(i), []byte("n"))
 	}
-	p, c := w.granted("pod", bucketName, grant.ReadWrite, w.s3.Session(sessionLength))
+	p, c := w.grantedForAWhile("pod", bucketName, grant.ReadWrite)
 	held, err := c.Hold(in + "data/a")
 	must(t, err)
 	pid := w.keeper.PID(p.UID + "/data")
@@ -50,13 +50,14 @@ func TestAnAgentThatIsReplacedDisturbsNobody(t *testing.T) {
 			t.Fatalf("without an agent: %d bytes, %v", len(got), err)
 		}
 		must(t, c.WriteFile(in+"data/w"+itoa(i), []byte("w"), 0o644))
-		w.secrets.put(p, "session", w.s3.Session(sessionLength).Data())
+		end := w.renewing(p)
 		w.restart()
 		p.Answered(isReady)
 		// The new agent serves the session of a process that it did not start.
 		if got, err := c.ReadFile(in + "data/n" + itoa(i)); err != nil || string(got) != "n" {
 			t.Fatalf("after %d restarts: %q, %v", i+1, got, err)
 		}
+		end()
 	}
 	if got := w.keeper.PID(p.UID + "/data"); got != pid {
 		t.Errorf("the process was replaced: %d, was %d", got, pid)

@@ -41,7 +41,7 @@ func TestAFileThatIsOpenIsReadOnOverTheEndOfSessions(t *testing.T) {
 	for i := range ends {
 		w.s3.Put(bucketName, "later"+itoa(i), []byte("later"+itoa(i)))
 	}
-	p, c := w.granted("pod", bucketName, grant.ReadOnly, w.s3.Session(sessionLength))
+	p, c := w.grantedForAWhile("pod", bucketName, grant.ReadOnly)
 	held, err := c.Hold(in + "data/large")
 	must(t, err)
 	// Opened now, and read for the first time each after one more session.
@@ -131,7 +131,7 @@ func TestASessionThatIsNotRefreshedIsAnErrorAndNoHang(t *testing.T) {
 	events := &told{}
 	w.Events = events
 	w.restart()
-	p, c := w.granted("pod", bucketName, grant.ReadWrite, w.s3.Session(sessionLength))
+	p, c := w.grantedForAWhile("pod", bucketName, grant.ReadWrite)
 	st := p.Answered(failedWith("MOUNT_DEAD"))
 	if text := events.String(); !strings.Contains(text, agent.ReasonDegraded) || !strings.Contains(text, "expired") {
 		t.Errorf("the events are %s", text)

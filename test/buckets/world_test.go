@@ -189,6 +189,41 @@ func (w *world) granted(name, source string, mode grant.Mode, c s3test.Credentia
 	return p, container
 }
 
+// grantedForAWhile is granted with a session that has just begun, however long it took.
+func (w *world) grantedForAWhile(name, source string, mode grant.Mode) (*agenttest.Pod, *simnode.Container) {
+	w.t.Helper()
+	p, container := w.pod(name)
+	end := w.renewing(p)
+	defer end()
+	p.Grant(bucketGrant(source, mode))
+	p.Answered(isReady)
+	return p, container
+}
+
+// renewing has the Pod's session renewed, from now on until it is told to end.
+func (w *world) renewing(p *agenttest.Pod) (end func()) {
+	w.t.Helper()
+	put := func() { w.secrets.put(p, "session", w.s3.Session(sessionLength).Data()) }
+	put()
+	told, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(sessionLength / 4)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				put()
+			case <-told:
+				return
+			}
+		}
+	}()
+	end = sync.OnceFunc(func() { close(told); <-ended })
+	w.t.Cleanup(end)
+	return end
+}
+
 func isReady(st *grant.Status) bool { return st.State == grant.StateReady }
 
 func failedWith(code string) func(st *grant.Status) bool {
