@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,8 +21,16 @@ import (
 // error; code is its status.
 func (n *Node) Exec(ctx context.Context, namespace, pod, container string, argv []string, stdin io.Reader) (stdout, stderr string, code int, err error) {
 	var out, problems bytes.Buffer
-	err = fleet.Containers{Client: n.client, Config: n.config}.Exec(ctx, fleet.Place{Namespace: namespace, Pod: pod, Container: container}, argv,
-		fleet.Streams{In: stdin, Out: &out, Err: &problems})
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err = fleet.Containers{Client: n.client, Config: n.config}.Exec(ctx, fleet.Place{Namespace: namespace, Pod: pod, Container: container}, argv,
+			fleet.Streams{In: stdin, Out: &out, Err: &problems})
+		if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), unknownToKubelet) {
+			break
+		}
+		<-tick.C
+	}
 	var exit exec.CodeExitError
 	if errors.As(err, &exit) {
 		return out.String(), problems.String(), exit.Code, nil
@@ -30,6 +40,10 @@ func (n *Node) Exec(ctx context.Context, namespace, pod, container string, argv 
 	}
 	return out.String(), problems.String(), 0, err
 }
+
+// unknownToKubelet is what a kubelet says that has just started, and has not heard of its
+// Pods yet. Nothing was run.
+const unknownToKubelet = "unable to upgrade connection: pod does not exist"
 
 // WaitPod waits until the condition has nothing against a Pod.
 func (n *Node) WaitPod(ctx context.Context, namespace, name string, condition func(*corev1.Pod) error) (*corev1.Pod, error) {
