@@ -97,12 +97,9 @@ func TestATreeThatUnfoldsToMillionsOfFoldersIsRefusedBeforeItIsWritten(t *testin
 	}
 	sha := repo.Commit("main", repo.RawTree(top...))
 	server := w.https(&gitserver.HTTPS{})
-	w.open([]*gitserver.HTTPS{server})
-	began := time.Now()
+	// Written, they would be too many after minutes.
+	w.open([]*gitserver.HTTPS{server}, func(c *checkout.Config) { c.Limits.Timeout = time.Minute })
 	w.fails(checkout.Request{URL: server.URL(repo.Name), Revision: sha}, checkout.TooLarge)
-	if took := time.Since(began); took > time.Minute {
-		t.Errorf("it took %v to see", took)
-	}
 }
 
 func TestCheckoutsThatNobodyUsesGoInTheOrderOfTheirLastUse(t *testing.T) {
